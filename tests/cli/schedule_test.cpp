@@ -78,6 +78,19 @@ TEST_F(ScheduleCommand, WhatIsShownCanBeCheckedDrawnAndShownAgain) {
   }
 }
 
+/// Pairs in parts can be shown, checked and timed; what their exchanges take is hidden where a pair computes.
+TEST_F(ScheduleCommand, CutsPairsWhereExpertsSendRows) {
+  const Outcome shown = run({"schedule", "show", "--kind", "dualpipe", "--stages", "2", "--microbatches", "4",
+                             "--mixtures", "1", "-o", path("parts.txt")});
+  ASSERT_EQ(shown.code, 0) << shown.err;
+  EXPECT_THAT(read(path("parts.txt")), AllOf(HasSubstr("mixtures: 1 1\n"), HasSubstr(" FA"), HasSubstr(" BA")));
+  const Outcome checked = run({"schedule", "check", path("parts.txt")});
+  EXPECT_EQ(checked.code, 0) << checked.err;
+  const Outcome drawn = run({"schedule", "draw", "--kind", "dualpipe", "--microbatches", "16", "--mixtures", "2",
+                             "--times", "f=1,b=1,w=1,x=0.1,e=0.4"});
+  EXPECT_EQ(drawn.code, 0) << drawn.err;
+}
+
 TEST_F(ScheduleCommand, DrawsWhatTheNameOfTheFileSays) {
   const std::vector<std::string> base{"schedule", "draw", "--kind", "zb-v", "-q", "-o"};
   const auto draw = [&](const std::string& file) {

@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 
 #include "trireme/schedule/builders.h"
+#include "trireme/schedule/interleave.h"
+#include "trireme/schedule/passes.h"
 #include "trireme/schedule/replay.h"
 
 namespace trireme::plan {
@@ -52,6 +54,30 @@ TEST(Makespan, OfEveryKindIsWhatAReplaySays) {
     }
   }
   EXPECT_GT(seen, 1000);
+}
+
+/// Where rows of experts travel the planner has the table that runs, and its passes have their exchanges in them.
+TEST(Makespan, PairsInPartsTakeWhatTheirReplaySays) {
+  using namespace schedule;
+  constexpr int kMixtures = 3;
+  for (const char* kind : {"dualpipe", "dualpipe-v", "zb-v"}) {
+    for (const double exchange : {0.0, 0.05, 1.0}) {
+      const Schedule table = build(kind, {.ranks = 4, .micros = 10, .chunks_per_rank = 2});
+      const double waits = 2 * kMixtures * exchange;
+      const Times inclusive{.forward = 1 + waits,
+                            .backward_input = 1 + waits,
+                            .backward_weight = 1,
+                            .exchange = exchange,
+                            .experts = 0.6,
+                            .mixtures = kMixtures};
+      const std::vector<Times> chunks(static_cast<std::size_t>(table.chunks()), inclusive);
+      Schedule parts = interleave_pairs(add_transfers(table), std::vector<int>(chunks.size(), kMixtures));
+      const double expected = replay(parts, {.times = {.exchange = exchange, .experts = 0.6}}).makespan;
+      const double found = makespan(pairs_in_parts(table, chunks), chunks, /*link=*/0);
+      EXPECT_NEAR(found, expected, 1e-9 * expected) << kind << " " << exchange;
+      EXPECT_LE(found, makespan(table, chunks, 0) + 1e-9) << kind << " " << exchange;
+    }
+  }
 }
 
 }  // namespace

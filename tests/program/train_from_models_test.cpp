@@ -160,5 +160,36 @@ TEST_F(TrainCommand, InitFromWithOtherSizesAsksFirst) {
   EXPECT_EQ(log.find(warning), log.rfind(warning)) << "once, whatever the ranks: " << log;
 }
 
+/// A mixture of experts, a dense student of it, killed after half of its steps: what it resumes to is what it would
+/// have been. Check opens the teacher, too.
+TEST_F(TrainCommand, ADenseModelIsDistilledFromOneWithExperts) {
+  const std::vector<std::string> experts{"--set", "model.family=mistral",  "--set", "model.num_kv_heads=4",
+                                         "--set", "experts.num_experts=4", "--set", "experts.top_k=1",
+                                         "--set", "experts.router=switch", "--set", "train.steps=20"};
+  const Outcome teacher = train("teacher", experts);
+  ASSERT_EQ(teacher.code, 0) << teacher.err;
+  std::ofstream(folder_ / "student.toml")
+      << "[model]\ninit_from = \"teacher\"\ninit_dense = true\n[distill]\nteacher = \"teacher\"\n"
+         "[data]\nseq_len = 64\nsynthetic.kind = \"markov\"\nsynthetic.vocab_size = 32\n"
+         "[batch]\nglobal_batch_tokens = 512\n[train]\nsteps = 6\nthreads = 1\n[checkpoint]\nevery = 3\n";
+  const Outcome check = run({"check", path("student.toml")});
+  EXPECT_EQ(check.code, 0) << check.err;
+  EXPECT_THAT(check.out, HasSubstr("note: distill.teacher"));
+  const Outcome student = run({"train", path("student.toml"), "--out", path("student")});
+  ASSERT_EQ(student.code, 0) << student.err;
+  EXPECT_THAT(read_all(folder_ / "student/log.txt"),
+              AllOf(HasSubstr("distillation: 0.25 of the loss from step 20 of"),
+                    HasSubstr("initialised from run.seed: layers.0.mlp.in.weight"), HasSubstr("distillation_loss")));
+  ASSERT_EQ(run({"--quiet", "train", path("student.toml"), "--out", path("half"), "--set", "train.steps=3"}).code, 0);
+  const Outcome resumed =
+      run({"--quiet", "train", path("half/recipe.toml"), "--out", path("half"), "--resume", "--set", "train.steps=6"});
+  ASSERT_EQ(resumed.code, 0) << resumed.err;
+  EXPECT_EQ(lines_of(folder_ / "half/metrics.jsonl").back()["loss"],
+            lines_of(folder_ / "student/metrics.jsonl").back()["loss"]);
+  const Outcome refused = run({"check", path("student.toml"), "--set", "distill.teacher=nobody"});
+  EXPECT_EQ(refused.code, 2);
+  EXPECT_THAT(refused.err, AllOf(HasSubstr("distill.teacher"), HasSubstr("does not exist")));
+}
+
 }  // namespace
 }  // namespace trireme::cli

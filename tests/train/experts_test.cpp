@@ -1,6 +1,7 @@
 // Models with experts in every layout: what one rank computes, auxiliary losses, loads, biases and gradient norms
 // included; checkpoints between layouts.
 #include <fmt/format.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -102,6 +103,31 @@ TEST(Experts, OfSwitchEqualOneRank) {
   recipe.batch.global_batch_tokens = 8 * 12;
   recipe.train.micro_batch_size = 1;
   expect_equal(recipe, {"ep=2", "tp=2", "tp=2 sp", "ep=2 zero=3"}, 2);
+}
+
+/// Overlapped pairs of passes go on in turn while rows are on their way: the schedule says so, the executor does it,
+/// and nothing changes, whatever else is computed in these passes.
+TEST(Experts, PairsInPartsEqualOneRank) {
+  spec::Recipe recipe = expert_recipe();
+  recipe.model.num_layers = 5;
+  const std::vector<std::string> layouts{"pp=2 ep=2 schedule=dualpipe", "pp=2 ep=2 schedule=dualpipe-v zero=1",
+                                         "pp=2 ep=2 schedule=dualpipe zero=2", "pp=2 cp=2 ep=2 schedule=dualpipe-v"};
+  expect_equal(recipe, layouts, 4);
+  recipe.model.experts.arena = 0.3;  // further passes over rows that one has no room for
+  expect_equal(recipe, {"pp=2 ep=2 schedule=dualpipe"}, 4);
+  recipe.model.experts.arena = 1.5;
+  recipe.train.recompute = spec::RecomputeKind::kFull;
+  expect_equal(recipe, {"pp=2 ep=2 schedule=dualpipe"}, 4);
+
+  recipe = expert_recipe();
+  recipe.layout.pp = 2, recipe.layout.ep = 2;
+  recipe.pipeline.schedule = "dualpipe";
+  with_trainers(recipe, 4, [&](Trainer& trainer, comm::Rank& rank) {
+    trainer.step();
+    const std::string walked = trainer.engine().timeline();
+    if (rank.rank() != 0) return;
+    for (const char* part : {"\"FA", "\"BA", "\"D", "\"E", "\"C"}) EXPECT_THAT(walked, testing::HasSubstr(part));
+  });
 }
 
 TEST(Experts, CutsOfTheBatchAndRecomputationChangeNothing) {

@@ -54,6 +54,10 @@ std::string some_of(const std::vector<std::string>& names) {
 }  // namespace
 
 void check_init_shape(const spec::ModelShape& stored, const spec::ModelShape& shape, const spec::ModelConfig& model) {
+  if (model.init_dense && !stored.experts.used()) {
+    throw ConfigError(fmt::format("model.init_dense is given, but {} holds a model without experts", *model.init_from),
+                      "leave model.init_dense out");
+  }
   if (auto problems = spec::find_problems(shape, "model"); !problems.empty()) {
     throw config::ProblemsError(fmt::format("the model that is made of {}", *model.init_from), std::move(problems));
   }
@@ -63,6 +67,7 @@ void check_init_shape(const spec::ModelShape& stored, const spec::ModelShape& sh
     const bool positions = key == "max_seq_len" && shape.position_kind == spec::PositionKind::kLearned;
     if (is_harmless(key) && !positions) continue;
     if (key == "vocab_size" && model.init_resize_vocab) continue;
+    if (key.starts_with("experts.") && model.init_dense) continue;
     changed.push_back(key.starts_with("experts.") ? difference : fmt::format("model.{}", difference));
   }
   const bool only_vocabulary = changed.size() == 1 && changed[0].starts_with("model.vocab_size");

@@ -19,7 +19,7 @@
 namespace trireme::cli {
 namespace {
 
-constexpr std::size_t kLeast = 60;  // layouts of a sample
+constexpr std::size_t kLeast = 60;  // layouts of a sample; of a model with experts, those that shard them
 constexpr std::uint64_t kSeed = 6;
 
 spec::LayoutTask task_of(const spec::Recipe& recipe, int ranks) {
@@ -150,8 +150,9 @@ bool verify_matrix(const spec::Recipe& recipe, train::VerifyRequest request, con
   bool equal = true;
   start_ranks(recipe, [&](comm::Rank& rank) {
     const plan::LayoutMatrix matrix = layouts_of(recipe, rank.ranks());
+    const auto counts = [&](const plan::LayoutCase& one) { return !recipe.model.experts.used() || one.layout.ep > 1; };
     const std::vector<plan::LayoutCase> cases =
-        options.all ? matrix.cases : plan::cover_pairs(matrix.cases, kLeast, kSeed);
+        options.all ? matrix.cases : plan::cover_pairs(matrix.cases, kLeast, kSeed, counts);
     train::VerifyRequest all = request;
     all.recipes.clear();
     for (const plan::LayoutCase& one : cases) all.recipes.push_back(with_layout(recipe, one));

@@ -88,6 +88,11 @@ std::string_view span_kind(schedule::Op op) {
     case Op::kRecompute:
       return "recompute";
     case Op::kForwardBackward:
+    case Op::kBeginForward:
+    case Op::kBeginBackward:
+    case Op::kDispatch:
+    case Op::kExpert:
+    case Op::kCombine:
       return "both";
     case Op::kOptimizerStep:
       return "update";

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -23,6 +24,7 @@ namespace trireme::nn {
 class Stash;
 class DropoutRngState;
 struct KvBatch;
+struct Distillation;
 
 /// The tokens of a microbatch, [batch, sequence]. Of an inference step with a KV cache: those of all its sequences,
 /// [1, tokens], which `Context::kv_batch` tells apart.
@@ -42,6 +44,20 @@ class WeightSource {
  public:
   virtual ~WeightSource() = default;
   virtual const at::Tensor& value(const Param& param) = 0;
+};
+
+/// Who runs a pass in parts. A mixture of experts whose rows travel between ranks tells it where another pass of this
+/// rank could go on meanwhile; it returns when this one is to go on. Ranks that share experts have the same stops in
+/// the same order.
+class PassStops {
+ public:
+  enum class Before : std::uint8_t {
+    kDispatch,  ///< rows are ready to be sent to their experts
+    kExpert,    ///< they are on their way
+    kCombine,   ///< what experts made of them is on its way back
+  };
+  virtual ~PassStops() = default;
+  virtual void stop(Before next) = 0;
 };
 
 /// What multi-token prediction reads, one slice of the last dimension for each depth: multi_token.h.
@@ -64,6 +80,9 @@ struct Context {
 
   at::Tensor targets;       ///< int64 [batch, sequence], -100: no loss; undefined: the model gives logits
   at::Tensor loss_weights;  ///< float [batch, sequence]: weight of each token's loss; undefined: 1
+  /// The teacher whose probabilities the main loss learns beside the targets: distillation.h; null: none. Shared by the
+  /// copies of a context.
+  std::shared_ptr<const Distillation> distillation;
   double gradient_scale =
       1;  ///< 1 / (tokens of the whole batch), times the loss scale: gradients come out as of the mean
   at::Tensor scale_on_device;  ///< the same as a number on the GPU, float (double) [1], of a captured step; undefined:
@@ -79,6 +98,7 @@ struct Context {
   const KvBatch* kv_batch = nullptr;                  ///< inference over a KV cache: kv_cache.h
   WeightSource* weights = nullptr;                    ///< null: the current ones
   std::function<void(Param&)> on_gradient = nullptr;  ///< a layer has added its part to this gradient
+  PassStops* stops = nullptr;                         ///< null: the pass runs through
   Stash* stash = nullptr;                             ///< where kept inputs wait for backward; null: on the device
   device::RankMemory* memory = nullptr;               ///< where activations are counted; null: nowhere
   EventSink* events = nullptr;                        ///< who is told when each layer ran; null: nobody

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <utility>
 
 #include "trireme/nn/context.h"
 
@@ -30,13 +31,16 @@ struct TokenSpan {
 /// (query, key) pairs of all rows.
 double visible_pairs(const Visibility& visibility, const TokenSpan& queries, const TokenSpan& keys, std::int64_t batch);
 
-/// While it lives, what a context counts goes to `recomputed_flops`.
+/// While it lives, what a context counts goes to `recomputed_flops`; and what is computed again runs through: a
+/// schedule's stops (Context::stops) are those of the pass itself.
 class CountAsRecomputed {
  public:
-  explicit CountAsRecomputed(Context& context) : context_(context), before_(context.flops) {}
+  explicit CountAsRecomputed(Context& context)
+      : context_(context), before_(context.flops), stops_(std::exchange(context.stops, nullptr)) {}
   ~CountAsRecomputed() {
     context_.recomputed_flops += context_.flops - before_;
     context_.flops = before_;
+    context_.stops = stops_;
   }
   CountAsRecomputed(const CountAsRecomputed&) = delete;
   CountAsRecomputed& operator=(const CountAsRecomputed&) = delete;
@@ -44,6 +48,7 @@ class CountAsRecomputed {
  private:
   Context& context_;
   double before_;
+  PassStops* stops_;
 };
 
 }  // namespace trireme::nn

@@ -21,6 +21,7 @@
 #include "trireme/device/tensor_buffer.h"
 #include "trireme/kernels/gemm.h"
 #include "trireme/kernels/skinny_gemm.h"
+#include "trireme/nn/distillation.h"
 #include "trireme/nn/exchange.h"
 #include "trireme/nn/flops.h"
 #include "trireme/nn/kv_cache.h"
@@ -32,20 +33,27 @@ namespace {
 /// host wait for a GPU.
 class Totals {
  public:
-  explicit Totals(const at::Tensor& weights) : sums_(at::zeros({3}, weights.options().dtype(at::kDouble))) {
+  explicit Totals(const at::Tensor& weights) : sums_(at::zeros({4}, weights.options().dtype(at::kDouble))) {
     add(kCount, weights);
   }
-  enum Which : std::int64_t { kLoss, kZLoss, kCount };
+  enum Which : std::int64_t { kLoss, kZLoss, kSoftLoss, kCount };
   void add(Which which, const at::Tensor& numbers) { sums_.select(0, which).add_(at::sum(numbers, at::kDouble)); }
 
   /// Into the context, read now or left for later. The mean of all terms. The kernels' z-losses have their weight in
-  /// them; the term tells it apart.
-  at::Tensor tell(Context& context, const HeadOptions& options, at::ScalarType type) const {
+  /// them; the term tells it apart. `soft_weight`: of the teacher's part of the loss, 0: there is no teacher.
+  at::Tensor tell(Context& context, const HeadOptions& options, double soft_weight, at::ScalarType type) const {
     const double z_weight = options.z_loss;
     const at::Tensor count = sums_.select(0, kCount);
     at::Tensor all = sums_.select(0, kLoss);
     std::vector<LossTerm> terms;
-    terms.push_back({.name = options.term, .pending = at::stack({all, count}), .weight = options.weight});
+    terms.push_back(
+        {.name = options.term, .pending = at::stack({all, count}), .weight = options.weight * (1 - soft_weight)});
+    if (soft_weight > 0) {
+      terms.push_back({.name = "distillation_loss",
+                       .pending = at::stack({sums_.select(0, kSoftLoss), count}),
+                       .weight = options.weight * soft_weight});
+      all = all * (1 - soft_weight) + sums_.select(0, kSoftLoss) * soft_weight;
+    }
     if (z_weight > 0) {
       terms.push_back(
           {.name = "z_loss", .pending = at::stack({sums_.select(0, kZLoss) / z_weight, count}), .weight = z_weight});
@@ -107,11 +115,17 @@ at::Tensor Head::all_logits(const at::Tensor& rows, Context& context) const {
   return blocks.transpose(0, 1).reshape({mine.size(0), -1}).narrow(1, 0, weight_.placement.shape[0]).contiguous();
 }
 
-Head::Values Head::cross_entropy(at::Tensor& logits, const at::Tensor& targets, const at::Tensor& scales) const {
-  if (slices_) return cross_entropy_over_slices(logits, targets, scales);
+at::Tensor Head::entered_rows(const at::Tensor& x) const {
+  const at::Tensor whole = parallel_->splits_sequence() ? all_gather_tokens(x, *parallel_->tensor) : x;
+  return as_rows(options_.input_scale != 1 ? whole * options_.input_scale : whole);
+}
+
+Head::Values Head::cross_entropy(at::Tensor& logits, const at::Tensor& targets, const at::Tensor& scales,
+                                 double z_loss) const {
+  if (slices_) return cross_entropy_over_slices(logits, targets, scales, z_loss);
   const auto type = logits.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   Values values{.losses = at::empty({logits.size(0)}, logits.options().dtype(type))};
-  if (options_.z_loss > 0) values.z_losses = at::empty_like(values.losses);
+  if (z_loss > 0) values.z_losses = at::empty_like(values.losses);
   at::Tensor lse;
   kernels::cross_entropy({.logits = logits,
                           .targets = targets,
@@ -119,12 +133,12 @@ Head::Values Head::cross_entropy(at::Tensor& logits, const at::Tensor& targets, 
                           .losses = values.losses,
                           .z_losses = values.z_losses,
                           .lse = lse},
-                         {.label_smoothing = options_.label_smoothing, .z_loss = options_.z_loss});
+                         {.label_smoothing = options_.label_smoothing, .z_loss = z_loss});
   return values;
 }
 
-Head::Values Head::cross_entropy_over_slices(at::Tensor& logits, const at::Tensor& targets,
-                                             const at::Tensor& scales) const {
+Head::Values Head::cross_entropy_over_slices(at::Tensor& logits, const at::Tensor& targets, const at::Tensor& scales,
+                                             double z_loss) const {
   const std::int64_t vocabulary = weight_.placement.shape[0];
   const auto type = logits.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   const at::Tensor of_slice = targets - first_class_;
@@ -141,11 +155,11 @@ Head::Values Head::cross_entropy_over_slices(at::Tensor& logits, const at::Tenso
   const double smoothing = options_.label_smoothing;
   Values values{.losses = whole - hit * (1 - smoothing)};
   if (smoothing > 0) values.losses.sub_(at::sum(all.select(1, 2), {0}), smoothing / static_cast<double>(vocabulary));
-  if (options_.z_loss > 0) values.z_losses = whole * whole * options_.z_loss;
+  if (z_loss > 0) values.z_losses = whole * whole * z_loss;
   if (scales.defined()) {
     kernels::cross_entropy_slice_gradients(
         {.logits = real, .targets = of_slice, .scale = scales, .lse = whole, .vocabulary = vocabulary},
-        {.label_smoothing = smoothing, .z_loss = options_.z_loss});
+        {.label_smoothing = smoothing, .z_loss = z_loss});
     logits.narrow(1, classes_, logits.size(1) - classes_).zero_();
   }
   return values;
@@ -153,13 +167,12 @@ Head::Values Head::cross_entropy_over_slices(at::Tensor& logits, const at::Tenso
 
 at::Tensor Head::forward(at::Tensor x, Context& context, Tape* tape) {
   const bool sequence = parallel_->splits_sequence();
-  at::Tensor entered = sequence ? all_gather_tokens(x, *parallel_->tensor) : x;
-  if (options_.input_scale != 1) entered = entered * options_.input_scale;
-  const at::Tensor rows = as_rows(entered);
+  const std::int64_t batch = x.size(0), length = x.size(1) * (sequence ? parallel_->tensor_ranks() : 1);
+  const at::Tensor rows = entered_rows(x);
   const at::Tensor& weight = context.value(weight_);
   if (!context.targets.defined()) {
     TRIREME_CHECK(tape == nullptr, "a head without targets has no backward");
-    return all_logits(rows, context).view({entered.size(0), entered.size(1), -1});
+    return all_logits(rows, context).view({batch, length, -1});
   }
   const auto type = x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   const at::Tensor targets = context.targets.reshape({-1});
@@ -167,10 +180,19 @@ at::Tensor Head::forward(at::Tensor x, Context& context, Tape* tape) {
   at::Tensor weights = context.loss_weights.defined() ? context.loss_weights.reshape({-1}).to(type)
                                                       : at::full({targets.size(0)}, 1.0, x.options().dtype(type));
   weights = weights * targets.ne(kernels::CrossEntropy{}.ignore).to(type);
-  at::Tensor scales;
+  const Distillation* teacher = options_.term == kMainLoss ? context.distillation.get() : nullptr;
+  const double soft_weight = teacher ? teacher->weight : 0, hard_weight = 1 - soft_weight;
+  // The z-loss has its own weight, but comes with the targets' loss.
+  const double z_loss = hard_weight > 0 ? options_.z_loss / hard_weight : 0;
+  const at::Tensor taught = teacher ? teacher->head.entered_rows(teacher->head_input()) : at::Tensor();
+  at::Tensor scales, soft_scales;
   if (tape) {
     scales = context.scale_on_device.defined() ? weights * context.scale_on_device : weights * context.gradient_scale;
     if (options_.weight != 1) scales = scales * options_.weight;
+    if (teacher) {
+      soft_scales = scales * soft_weight;
+      scales = scales * hard_weight;
+    }
   }
   at::Tensor dx = tape ? at::empty_like(rows) : at::Tensor();
 
@@ -184,19 +206,28 @@ at::Tensor Head::forward(at::Tensor x, Context& context, Tape* tape) {
     };
     const at::Tensor inputs = part(rows);
     at::Tensor values = logits(inputs, context);
-    const Values found = cross_entropy(values, part(targets), part(scales));
+    SoftLoss soft;
+    if (teacher) {
+      Context of_teacher;  // its own weights as they are, whatever version the model computes with
+      const at::Tensor its = teacher->head.logits(part(taught), of_teacher);
+      soft = soft_cross_entropy(values.narrow(1, 0, classes_), its.narrow(1, 0, classes_), teacher->temperature,
+                                slices_ ? parallel_->tensor : nullptr);
+      totals.add(Totals::kSoftLoss, soft.losses * part(weights));
+    }
+    const Values found = cross_entropy(values, part(targets), part(scales), z_loss);
     totals.add(Totals::kLoss, found.losses * part(weights));
-    if (found.z_losses.defined()) totals.add(Totals::kZLoss, found.z_losses * part(weights));
+    if (found.z_losses.defined()) totals.add(Totals::kZLoss, found.z_losses * part(weights) * hard_weight);
     if (!tape) continue;
+    if (teacher) values.narrow(1, 0, classes_).add_(soft.gradients * part(soft_scales).unsqueeze(1));
     const double flops = gemm_flops(count, weight.size(0), weight.size(1));
     context.flops += weight_.trainable ? 2 * flops : flops;
     kernels::gemm({.a = values, .b = weight, .out = part(dx)});
     add_weight_grad(weight_, values, inputs);
     if (bias_) add_row_sum_gradient(*bias_, values);
   }
-  at::Tensor mean = totals.tell(context, options_, type);
+  at::Tensor mean = totals.tell(context, options_, soft_weight, type);
   if (tape) {
-    dx = dx.view(entered.sizes());
+    dx = dx.view({batch, length, rows.size(1)});
     if (options_.input_scale != 1) dx.mul_(options_.input_scale);
     if (sequence) {
       dx = reduce_scatter_tokens(dx, *parallel_->tensor);

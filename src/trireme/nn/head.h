@@ -4,6 +4,8 @@
 // their loss and their gradients are computed, so the backward pass only hands on what is ready. Weight gradients of
 // the head therefore arise in the forward pass of training. Ranks of a parallel context have a slice of the vocabulary
 // each; what they exchange is three numbers a token, never logits.
+// Where the context has a teacher, the main loss is mixed with the one against the teacher's probabilities:
+// distillation.h.
 // Depends on: base, comm, kernels.
 #pragma once
 
@@ -31,20 +33,25 @@ class Head final : public UnaryLayer {
   Head(Param& weight, Param* bias, HeadOptions options, const ParallelContext& parallel = single_rank());
   /// x [batch, sequence, width]. Without targets in the context: the logits [batch, sequence, vocabulary]. With them:
   /// the mean loss, a scalar in float (double), over what takes part. The context's losses get the head's term ("loss")
-  /// and, with its weight, "z_loss": the mean of the squared log-partition.
+  /// and, with its weight, "z_loss": the mean of the squared log-partition; with a teacher "distillation_loss".
   at::Tensor forward(at::Tensor x, Context& context, Tape* tape) override;
   /// `dy` may be undefined: the loss is the end, and the context's gradient_scale says how much it weighs.
   at::Tensor backward(at::Tensor dy, Context& context, Tape& tape) override;
+
+  /// The rows [tokens, width] that logits are computed from, of whole sequences: `x` as it enters.
+  at::Tensor entered_rows(const at::Tensor& x) const;
+  /// Logits [rows, classes] of this rank's classes, padding included.
+  at::Tensor logits(const at::Tensor& rows, Context& context) const;
 
  private:
   /// Numbers of a chunk's tokens.
   struct Values {
     at::Tensor losses, z_losses;
   };
-  at::Tensor logits(const at::Tensor& rows, Context& context) const;
   /// Logits of this rank's classes become their gradients, where scales are defined.
-  Values cross_entropy(at::Tensor& logits, const at::Tensor& targets, const at::Tensor& scales) const;
-  Values cross_entropy_over_slices(at::Tensor& logits, const at::Tensor& targets, const at::Tensor& scales) const;
+  Values cross_entropy(at::Tensor& logits, const at::Tensor& targets, const at::Tensor& scales, double z_loss) const;
+  Values cross_entropy_over_slices(at::Tensor& logits, const at::Tensor& targets, const at::Tensor& scales,
+                                   double z_loss) const;
   at::Tensor all_logits(const at::Tensor& rows, Context& context) const;
 
   Param& weight_;

@@ -56,6 +56,7 @@ Executor::Executor(const ExecutorParts& parts)
       passes_(table_, pipeline_.rank(), stage_.chunks, stage_.boundaries, versions_),
       transfers_(table_, pipeline_, stage_.boundaries, passes_, parts.scatter, parts.receives),
       portals_(table_, pipeline_, stage_.skips, passes_),
+      interleaved_(table_),
       reduction_(stage_.param_holders, stage_.model->params, pipeline_, parts.data_parallel),
       loss_reducer_(pipeline_) {
   versions_.use_waves(waves_);
@@ -81,6 +82,7 @@ RunReport Executor::run(const ExecutorCall& run) {
   const auto begin = report.began = Clock::now();
   present_ = settled_ = 0;
   again_ = false;
+  interleaved_.clear();
   passes_.begin(run.micro);
   versions_.begin();
   if (waves_ != nullptr) waves_->begin();
@@ -159,9 +161,19 @@ void Executor::execute(const Instruction& it, std::size_t position, const Execut
     case Op::kRecompute:
       return passes_.recompute(it.chunk, it.micro);
     case Op::kForwardBackward:
-      // One thread computes: what overlaps are the transfers posted around the two.
+      // One thread computes: what overlaps are the transfers posted around the two. Where mixtures send rows, pairs are
+      // in parts.
       forward(it.chunk, it.micro);
       return backward(it.back_chunk, it.back_micro, /*weights=*/true);
+    case Op::kBeginForward:
+      return interleaved_.begin(it, passes_.context(it.micro), [this, it] { forward(it.chunk, it.micro); });
+    case Op::kBeginBackward:
+      return interleaved_.begin(it, passes_.context(it.micro),
+                                [this, it] { backward(it.chunk, it.micro, /*weights=*/true); });
+    case Op::kDispatch:
+    case Op::kExpert:
+    case Op::kCombine:
+      return interleaved_.go_on(it);
     case Op::kReduceGradients:
       return waves_ != nullptr ? waves_->push() : reduction_.post(it.chunk);
     case Op::kOptimizerStep:

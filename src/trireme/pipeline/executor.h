@@ -19,6 +19,7 @@
 #include <string>
 #include <vector>
 
+#include "trireme/pipeline/interleaved.h"
 #include "trireme/pipeline/portals.h"
 #include "trireme/pipeline/reduction.h"
 #include "trireme/pipeline/transfers.h"
@@ -103,6 +104,7 @@ class Executor {
   Passes passes_;
   Transfers transfers_;
   Portals portals_;
+  InterleavedPasses interleaved_;
   GradientReduction reduction_;
   nn::LossReducer loss_reducer_;
   std::vector<SpeculationWindow> windows_;  // where updates are settled after the fact

@@ -46,6 +46,8 @@ class Passes {
   void rewind(int step);
 
   const Micro& micro(int micro);
+  /// What layers are given in its passes.
+  nn::Context& context(int micro) { return running(micro).micro->context; }
   /// What a forward that begins with this micro takes: it, or the rows of two.
   const Micro& forward_micro(int micro);
   /// What layers of this rank give and take past others, of a micro that is on its way.

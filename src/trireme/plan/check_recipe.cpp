@@ -57,7 +57,7 @@ class Examination {
       proof.slots = report.slots;
       for (const auto& list : table.ranks) {
         for (const schedule::Instruction& instruction : list) {
-          if (instruction.op <= schedule::Op::kForwardBackward) ++proof.passes;
+          if (schedule::is_pass(instruction.op)) ++proof.passes;
           if (schedule::is_send(instruction.op)) ++proof.messages;
         }
       }

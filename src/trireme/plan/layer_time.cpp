@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <string_view>
 #include <vector>
 
 #include "trireme/cost/group_time.h"
@@ -108,6 +109,7 @@ void add_products(const Hardware& hardware, const Job& job, const ParallelConfig
     const double weights = cost::matmul_seconds(hardware, job.arithmetic(), {gemm.inner, gemm.columns, gemm.rows}) +
                            cost::stream_seconds(hardware, kAccumulateBytes * gemm.inner * gemm.columns, 0);
     times.forward.matmul += repeats * forward;
+    if (std::string_view(name).starts_with("expert ")) times.experts += repeats * forward;
     times.backward.matmul += repeats * (inputs + weights);
     times.backward_weight += repeats * weights;
   }
@@ -211,6 +213,7 @@ void add_dispatch(const Hardware& hardware, const Job& job, const ParallelConfig
   const double exposed = sizes.mixed * (1 - hardware.device.efficiency.overlap) * both;
   times.forward.communication += exposed;
   times.backward.communication += exposed;
+  times.dispatch += exposed;
 }
 
 /// Two all-reduces each way (Megatron); with sequence parallelism each is a reduce-scatter and an all-gather of the

@@ -26,6 +26,8 @@ struct Parts {
 struct PassTimes {
   Parts forward, backward, recompute;
   double backward_weight = 0;  ///< of the backward, what weights' gradients take
+  double dispatch = 0;         ///< of forward and of backward each, what rows of experts on their way take
+  double experts = 0;          ///< of the forward, the GEMMs of routed experts
   Parts all() const { return forward + backward + recompute; }
 };
 

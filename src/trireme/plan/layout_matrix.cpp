@@ -232,7 +232,8 @@ std::vector<std::string> features_of(const std::vector<LayoutCase>& cases) {
   return order;
 }
 
-std::vector<LayoutCase> cover_pairs(const std::vector<LayoutCase>& cases, std::size_t least, std::uint64_t seed) {
+std::vector<LayoutCase> cover_pairs(const std::vector<LayoutCase>& cases, std::size_t least, std::uint64_t seed,
+                                    const std::function<bool(const LayoutCase&)>& counts) {
   std::set<Pair> open;
   for (const LayoutCase& one : cases) {
     for (Pair& pair : pairs_of(one)) open.insert(std::move(pair));
@@ -259,9 +260,13 @@ std::vector<LayoutCase> cover_pairs(const std::vector<LayoutCase>& cases, std::s
     chosen.push_back(cases[best]);
     taken.insert(best);
   }
+  const auto wanted = [&](const LayoutCase& one) { return !counts || counts(one); };
+  auto there = static_cast<std::size_t>(std::ranges::count_if(chosen, wanted));
   for (const std::size_t i : order) {
-    if (chosen.size() >= least) break;
-    if (!taken.contains(i)) chosen.push_back(cases[i]);
+    if (there >= least) break;
+    if (taken.contains(i) || !wanted(cases[i])) continue;
+    chosen.push_back(cases[i]);
+    ++there;
   }
   return chosen;
 }

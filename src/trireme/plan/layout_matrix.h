@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -33,9 +34,10 @@ LayoutMatrix all_layouts(const spec::LayoutTask& task);
 /// Features in the order in which tables show them, those of some case only.
 std::vector<std::string> features_of(const std::vector<LayoutCase>& cases);
 
-/// At least `least` of the cases, so that any two features which some case has together are together in one of these.
-/// The same sample for the same seed.
-std::vector<LayoutCase> cover_pairs(const std::vector<LayoutCase>& cases, std::size_t least, std::uint64_t seed);
+/// At least `least` of the cases that count (all, where nothing is given; as many as there are), so that any two
+/// features which some case has together are together in one of these. The same sample for the same seed.
+std::vector<LayoutCase> cover_pairs(const std::vector<LayoutCase>& cases, std::size_t least, std::uint64_t seed,
+                                    const std::function<bool(const LayoutCase&)>& counts = {});
 
 /// "tp=2 pp=2 schedule=zb-v zero=1 sp": keys of [layout], and "schedule", "virtual_stages" and "sp". ConfigError for
 /// any other.

@@ -5,6 +5,8 @@
 #include <utility>
 
 #include "trireme/base/error.h"
+#include "trireme/schedule/interleave.h"
+#include "trireme/schedule/passes.h"
 #include "trireme/schedule/replay.h"
 
 namespace trireme::plan {
@@ -143,11 +145,30 @@ double pass_seconds(const std::vector<schedule::Times>& chunks, const schedule::
   return times.forward + chunks[static_cast<std::size_t>(it.back_chunk)].backward();
 }
 
+double part_seconds(const std::vector<schedule::Times>& chunks, const schedule::Instruction& part, bool backward) {
+  const schedule::Times& times = chunks[static_cast<std::size_t>(part.chunk)];
+  const double whole = (backward ? times.backward() : times.forward) - 2 * times.mixtures * times.exchange;
+  return schedule::part_time(part.op, std::max(0.0, whole), times.experts, times.mixtures);
+}
+
+schedule::Schedule pairs_in_parts(const schedule::Schedule& table, const std::vector<schedule::Times>& chunks) {
+  const bool pairs = std::ranges::any_of(table.ranks, [](const auto& list) {
+    return std::ranges::any_of(list, [](const Instruction& it) { return it.op == Op::kForwardBackward; });
+  });
+  std::vector<int> mixtures;
+  for (const schedule::Times& times : chunks) mixtures.push_back(times.mixtures);
+  if (!pairs || std::ranges::count(mixtures, 0) == static_cast<std::ptrdiff_t>(mixtures.size())) return table;
+  return schedule::interleave_pairs(schedule::has_transfers(table) ? table : schedule::add_transfers(table),
+                                    std::move(mixtures));
+}
+
 double makespan(const schedule::Schedule& table, const std::vector<schedule::Times>& chunks, double link) {
   // Between steps ranks wait for updates.
   if (table.steps() <= 1 && !schedule::has_transfers(table)) return MakespanWalk(table, chunks, link).run();
   schedule::ReplayOptions options{.times = {.link = link}};
   options.time_of = [&](int, const Instruction& it) { return pass_seconds(chunks, it); };
+  options.part_of = [&](int, const Instruction& it, bool backward) { return part_seconds(chunks, it, backward); };
+  options.exchange_of = [&](int, int chunk) { return chunks[static_cast<std::size_t>(chunk)].exchange; };
   return schedule::replay(table, options).makespan;
 }
 

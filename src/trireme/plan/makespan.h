@@ -15,6 +15,13 @@ namespace trireme::plan {
 /// Of one instruction; 0 for what is no pass. Of a pair, the backward half is another chunk's.
 double pass_seconds(const std::vector<schedule::Times>& chunks, const schedule::Instruction& instruction);
 
+/// What an instruction of a pass in parts computes: `chunks` have its exchanges in their passes, where it waits for
+/// them.
+double part_seconds(const std::vector<schedule::Times>& chunks, const schedule::Instruction& part, bool backward);
+/// Where rows of experts travel, overlapped pairs in parts (schedule/interleave.h), with transfers: as the executor has
+/// them. Any other table as it is.
+schedule::Schedule pairs_in_parts(const schedule::Schedule& table, const std::vector<schedule::Times>& chunks);
+
 /// `chunks`: the times of passes through each chunk; `link`: of a message. A table of several steps, or one that says
 /// itself when it sends, is replayed as it is written.
 double makespan(const schedule::Schedule& table, const std::vector<schedule::Times>& chunks, double link);

@@ -32,7 +32,8 @@ StepSimulator::StepSimulator(const cost::Hardware& hardware, const Job& job, con
   const StagePlan plan = stage_plan(job, config, config.micros(job.batch));
   const LayerPasses passes = layer_passes(hardware, job, config);
   chunks_ = pass_times(passes, plan.table, plan.chunks);
-  table_ = schedule::add_transfers(plan.table);
+  table_ = config.pipeline.overlap_experts ? pairs_in_parts(plan.table, chunks_) : plan.table;
+  if (!schedule::has_transfers(table_)) table_ = schedule::add_transfers(table_);
   estimate_ = estimate_step(hardware, job, config, Pipeline::kReplay);
   link_ = passes.hidden_message;
   message_ = passes.message;
@@ -109,6 +110,10 @@ schedule::Timing StepSimulator::replay(const Draws& draws, bool keep_spans) cons
     // Nothing is done in less than half of its time.
     return time * std::max(0.5, 1 + disturbances_.jitter * noise[next++ % noise.size()]);
   };
+  options.part_of = [&](int rank, const schedule::Instruction& part, bool backward) {
+    return part_seconds(chunks_, part, backward) * draws.passes[static_cast<std::size_t>(rank)];
+  };
+  options.exchange_of = [&](int, int chunk) { return chunks_[static_cast<std::size_t>(chunk)].exchange; };
   options.link_of = [&](int from, int to, const schedule::Instruction&) {
     const double factor = draws.links[static_cast<std::size_t>(std::min(from, to))];
     return factor * link_ + (factor - 1) * message_;

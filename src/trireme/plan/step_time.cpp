@@ -190,6 +190,11 @@ ChunkTime LayerPasses::of(const spec::ChunkShare& share) const {
   time.backward = share.layers * layer.backward.total();
   (recomputes_stages ? time.recompute : time.backward) += share.layers * layer.recompute.total();
   time.backward_weight = share.layers * layer.backward_weight;
+  if (layer.dispatch > 0) {
+    time.dispatch = share.layers * layer.dispatch;
+    time.experts = layer.experts / (layer.forward.total() - layer.dispatch);
+    time.mixtures = std::max(1, static_cast<int>(std::lround(share.layers * mixed)));
+  }
   if (share.embedding) time.forward += embedding.forward.total(), time.backward += embedding.backward.total();
   if (share.head) time.forward += head.forward.total(), time.backward += head.backward.total();
   time.message = message;
@@ -203,7 +208,8 @@ LayerPasses layer_passes(const Hardware& hardware, const Job& job, const Paralle
           .head = head_times(hardware, job, config),
           .message = message.exposed,
           .hidden_message = message.hidden,
-          .recomputes_stages = config.recompute == spec::RecomputeKind::kStage};
+          .recomputes_stages = config.recompute == spec::RecomputeKind::kStage,
+          .mixed = static_cast<double>(spec::expert_layers(job.shape)) / layers_of(job.shape)};
 }
 
 std::vector<ChunkTime> chunk_times(const LayerPasses& passes, const std::vector<spec::ChunkShare>& chunks) {
@@ -252,7 +258,9 @@ double pipeline_replayed(const Job& job, const ParallelConfig& config, const Lay
   const std::int64_t micros = config.micros(job.batch);
   const auto seconds = [&](const schedule::Schedule& table) {
     const auto chunks = spec::chunk_shares(job.shape, config.pipeline, table.chunks());
-    return makespan(table, pass_times(passes, table, chunks), passes.hidden_message);
+    const std::vector<schedule::Times> times = pass_times(passes, table, chunks);
+    return makespan(config.pipeline.overlap_experts ? pairs_in_parts(table, times) : table, times,
+                    passes.hidden_message);
   };
   if (!is_asynchronous(config)) return seconds(schedules.table(config, micros));
   const int steps = steps_to_settle(config, micros);
@@ -273,6 +281,12 @@ Computing computing_of(const Job& job, const ParallelConfig& config, const Layer
   step.recompute = again * passes.layer.recompute.total();
   step.pipeline = 2 * slowest.chunk_passes * passes.message;
   step.bubble = pipeline - step.work.total() - step.pipeline;
+  if (step.bubble < 0) {
+    // Rows of experts that travelled beside the other pass of a pair, of which no rank waited.
+    const double hidden = std::min(-step.bubble, 2 * slowest.layer_passes * passes.layer.dispatch);
+    step.work.communication -= hidden;
+    step.bubble += hidden;
+  }
   TRIREME_CHECK(step.bubble >= -1e-9 * pipeline, "a bubble of {} s in a pipeline of {} s: {}", step.bubble, pipeline,
                 to_text(config));
   const auto micros = static_cast<double>(config.micros(job.batch));

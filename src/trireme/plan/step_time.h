@@ -36,6 +36,9 @@ struct ChunkTime {
   double forward = 0, backward = 0, backward_weight = 0;  ///< recomputation is part of backward
   double recompute = 0;                                   ///< where the schedule has it as a pass of its own
   double message = 0;                                     ///< that nothing hides, of each direction
+  double dispatch = 0;  ///< of forward and of backward each: rows on their way to experts and back
+  double experts = 0;   ///< share of the experts in what is computed
+  int mixtures = 0;     ///< that send rows
 
   double total() const { return forward + backward + recompute + 2 * message; }
   /// Seconds of a pass; of a pair, the time of the other half is the other chunk's.
@@ -43,7 +46,10 @@ struct ChunkTime {
     return {.forward = forward + message,
             .backward_input = backward - backward_weight + message,
             .backward_weight = backward_weight,
-            .recompute = recompute};
+            .recompute = recompute,
+            .exchange = mixtures > 0 ? dispatch / (2 * mixtures) : 0,
+            .experts = experts,
+            .mixtures = mixtures};
   }
 };
 
@@ -53,6 +59,7 @@ struct LayerPasses {
   double message = 0;              ///< between stages, exposed
   double hidden_message = 0;       ///< what runs beside computing
   bool recomputes_stages = false;  ///< in passes of their own
+  double mixed = 0;                ///< share of the layers that have experts
   ChunkTime of(const spec::ChunkShare& share) const;
 };
 LayerPasses layer_passes(const cost::Hardware& hardware, const Job& job, const ParallelConfig& config);

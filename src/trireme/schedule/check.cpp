@@ -19,6 +19,7 @@ Report check(const Schedule& schedule) {
   // Each part may rely on what the ones before it have found fine.
   Report report;
   check_computation(schedule, report);
+  if (report.fine()) check_parts(schedule, report);
   if (report.fine()) check_updates(schedule, report);
   if (report.fine()) check_versions(schedule, report);
   if (report.fine()) check_transfers(has_transfers(schedule) ? schedule : add_transfers(schedule), report);

@@ -30,6 +30,8 @@ class Faults {
 
 /// check_computation.cpp: every pass once, where it belongs, after what it needs of its own rank.
 void check_computation(const Schedule& schedule, Report& report);
+/// interleave.cpp: parts of passes, where the table has any.
+void check_parts(const Schedule& schedule, Report& report);
 /// check_updates.cpp: reductions and optimizer steps, where the table has any.
 void check_updates(const Schedule& schedule, Report& report);
 /// check_versions.cpp: the weights that passes compute with, against the table's law. Fills uses and peaks.

@@ -103,7 +103,8 @@ class RankVersions {
     if (held.next == kNone && schedule_.weights == WeightChoice::kPredictAdam)
       fault("the micros of a step share a prediction, but none is loaded");
     if (held.next == kNone) return present_;
-    if (now_->op == Op::kForwardBackward) fault("an overlapped pair computes with the present weights only");
+    if (now_->op == Op::kForwardBackward || is_begin(now_->op))
+      fault("an overlapped pair computes with the present weights only");
     return std::exchange(held.next, kNone);
   }
 

@@ -7,6 +7,7 @@
 #include "trireme/base/text.h"
 #include "trireme/schedule/check.h"
 #include "trireme/schedule/draw_parts.h"
+#include "trireme/schedule/interleave.h"
 
 namespace trireme::schedule {
 
@@ -65,6 +66,7 @@ std::vector<std::vector<Box>> boxes_of(const Drawing& drawing) {
   for (std::size_t rank = 0; rank < drawing.timing.ranks.size(); ++rank) {
     const std::vector<int> held = chunks_of(schedule, static_cast<int>(rank));
     auto& lane = lanes.emplace_back();
+    OpenPasses open(schedule);
     for (const Span& span : drawing.timing.ranks[rank].spans) {
       const Instruction& it = span.instruction;
       const auto add = [&](Paint paint, int chunk, int micro) -> Box& {
@@ -75,7 +77,12 @@ std::vector<std::vector<Box>> boxes_of(const Drawing& drawing) {
           box.version = report.uses.backward(chunk, micro);
         return lane.emplace_back(box);
       };
-      if (it.op == Op::kForwardBackward) {
+      if (is_begin(it.op) || is_part(it.op)) {
+        const OpenPasses::Open* pass = open.find(it);
+        const bool back = pass != nullptr ? pass->backward : it.op == Op::kBeginBackward;
+        add(back ? Paint::kBackward : Paint::kForward, it.chunk, it.micro);
+        open.step(it);
+      } else if (it.op == Op::kForwardBackward) {
         add(Paint::kForward, it.chunk, it.micro).is_upper_half = true;
         add(Paint::kBackward, it.back_chunk, it.back_micro).is_lower_half = true;
       } else {

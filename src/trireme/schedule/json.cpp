@@ -15,7 +15,7 @@ namespace {
 
 void check_keys(const nlohmann::json& json) {
   const std::vector<std::string> known{"name",           "micros", "update-every", "micro-parts", "weights",
-                                       "clock-distance", "chunks", "routes",       "ranks"};
+                                       "clock-distance", "chunks", "routes",       "mixtures",    "ranks"};
   for (const auto& [key, value] : json.items()) {
     if (std::ranges::find(known, key) == known.end())
       throw ConfigError(fmt::format("\"{}\" is no key of a schedule{}", key, did_you_mean(key, known)),
@@ -34,6 +34,7 @@ std::string to_json(const Schedule& schedule) {
   if (schedule.clock_distance != 0) json["clock-distance"] = schedule.clock_distance;
   json["chunks"] = schedule.routes;
   if (!schedule.route_of.empty()) json["routes"] = schedule.route_of;
+  if (!schedule.mixtures.empty()) json["mixtures"] = schedule.mixtures;
   auto& ranks = json["ranks"] = nlohmann::ordered_json::array();
   for (const auto& list : schedule.ranks) {
     auto& row = ranks.emplace_back(nlohmann::ordered_json::array());
@@ -56,6 +57,7 @@ Schedule from_json(std::string_view text) {
     schedule.clock_distance = json.value("clock-distance", 0);
     schedule.routes = json.at("chunks").get<std::vector<std::vector<int>>>();
     if (json.contains("routes")) schedule.route_of = json.at("routes").get<std::vector<int>>();
+    if (json.contains("mixtures")) schedule.mixtures = json.at("mixtures").get<std::vector<int>>();
     check_header(schedule);
     for (const auto& row : json.at("ranks")) {
       InstructionReader reader(schedule, static_cast<int>(schedule.ranks.size()));

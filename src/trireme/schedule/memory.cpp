@@ -59,6 +59,7 @@ class Walk {
         break;
       case Op::kBackward:
       case Op::kForwardBackward:
+      case Op::kBeginBackward:
         held_ -= sizes_.activation;
         break;
       case Op::kBackwardInput:

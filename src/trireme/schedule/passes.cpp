@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "trireme/base/error.h"
+#include "trireme/schedule/interleave.h"
 
 namespace trireme::schedule {
 
@@ -95,6 +96,7 @@ bool has_updates(const Schedule& schedule) {
 
 Schedule add_updates(const Schedule& schedule) {
   TRIREME_CHECK(!has_updates(schedule), "schedule {} has its updates already", schedule.name);
+  TRIREME_CHECK(!has_parts(schedule), "schedule {} is cut into parts already", schedule.name);
   Schedule result = schedule;
   for (std::size_t rank = 0; rank < schedule.ranks.size(); ++rank)
     result.ranks[rank] = with_updates(schedule, static_cast<int>(rank));
@@ -122,6 +124,7 @@ Schedule repeat(const Schedule& schedule, int steps) {
 }
 
 Schedule complete(const Schedule& schedule) {
+  if (has_parts(schedule)) return schedule;
   const Schedule updated = has_updates(schedule) || has_transfers(schedule) ? schedule : add_updates(schedule);
   return has_transfers(updated) ? updated : add_transfers(updated);
 }

@@ -55,6 +55,9 @@ void check_header(const Schedule& schedule) {
   if (schedule.chunks() < 1 || schedule.chunks() > kMostChunks)
     throw ConfigError(fmt::format("chunks: {} chunks are placed; 1 to {} can be", schedule.chunks(), kMostChunks),
                       "a line like \"chunks: 0 1 2 3\" names the rank of each chunk, before the ranks");
+  if (!schedule.mixtures.empty() && static_cast<int>(schedule.mixtures.size()) != schedule.chunks())
+    throw ConfigError(fmt::format("mixtures: {} are given for {} chunks", schedule.mixtures.size(), schedule.chunks()),
+                      "a number for each chunk, 0 where it has none; or leave the line out");
   if (long{schedule.micros} * schedule.chunks() > kMostCells)
     throw ConfigError(
         fmt::format("{} micros x {} chunks are more than {}", schedule.micros, schedule.chunks(), kMostCells));

@@ -13,6 +13,7 @@ namespace trireme::schedule {
 // Large enough for any machine there is; small enough that a slip of the pen does not fill the memory.
 inline constexpr int kMostMicros = 1 << 20;
 inline constexpr int kMostChunks = 1 << 14;
+inline constexpr int kMostMixtures = 1 << 14;
 inline constexpr long kMostCells = 1L << 24;
 
 /// A whole number from 0 to `most`.

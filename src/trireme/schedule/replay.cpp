@@ -1,10 +1,13 @@
 #include "trireme/schedule/replay.h"
 
 #include <algorithm>
+#include <map>
 #include <memory>
 #include <span>
+#include <utility>
 
 #include "trireme/base/error.h"
+#include "trireme/schedule/interleave.h"
 #include "trireme/schedule/passes.h"
 #include "trireme/schedule/wiring.h"
 
@@ -48,6 +51,7 @@ class Replay {
     ranks_.resize(schedule.ranks.size());
     reductions_.resize(static_cast<std::size_t>(schedule.chunks()));
     for (int chunk = 0; chunk < schedule.chunks(); ++chunk) holders_.push_back(holders_of(schedule, chunk));
+    if (has_parts(schedule)) exchanges_.resize(ranks_.size(), RankExchanges{.open = OpenPasses(schedule)});
     for (std::size_t channel = 0; channel < channels_.size(); ++channel)
       channels_[channel].arrivals.reserve(wiring_.channels[channel].sends.size());
   }
@@ -87,6 +91,12 @@ class Replay {
     std::vector<int> events = {};       // likewise, where the path is asked for
     bool waiting = false;               // its receiver stands at a message that is not sent yet
   };
+  /// Rows of mixtures that are on their way: one exchange of a rank after the other.
+  struct RankExchanges {
+    OpenPasses open;
+    std::map<std::pair<int, int>, double> arrivals = {};  // by chunk and micro
+    double free = 0;
+  };
   struct Meeting {
     std::size_t present = 0;
     double time = 0;
@@ -113,8 +123,50 @@ class Replay {
       return true;
     }
     if (it.op == Op::kOptimizerStep && !(reductions_are_over(rank) && others_are_there(rank))) return false;
-    compute(rank, it);
+    if (is_begin(it.op) || is_part(it.op)) {
+      part(rank, it);
+    } else {
+      compute(rank, it, time_of(rank, it) + exposed(rank, it));
+    }
     return true;
+  }
+
+  double exchange(std::size_t rank, int chunk) const {
+    return options_.exchange_of ? options_.exchange_of(static_cast<int>(rank), chunk) : options_.times.exchange;
+  }
+
+  /// What a whole pass waits for rows of its mixtures: they go and come back.
+  double exposed(std::size_t rank, const Instruction& it) const {
+    if (schedule_.mixtures.empty() || options_.time_of) return 0;
+    const auto of = [&](int chunk) { return 2 * mixtures_of(schedule_, chunk) * exchange(rank, chunk); };
+    double waits = 0;
+    if (does_forward(it) || it.op == Op::kRecompute) waits += std::max(1, forward_count(it)) * of(it.chunk);
+    if (does_input_gradient(it)) waits += of(backward_chunk(it));
+    return waits;
+  }
+
+  /// A part of a pass: what it waits for, computes and posts.
+  void part(std::size_t rank, const Instruction& it) {
+    RankExchanges& mine = exchanges_[rank];
+    const OpenPasses::Open* pass = mine.open.find(it);
+    const bool backward = is_begin(it.op) ? it.op == Op::kBeginBackward : pass->backward;
+    double& arrival = mine.arrivals[{it.chunk, it.micro}];
+    if (it.op == Op::kExpert || it.op == Op::kCombine) advance(ranks_[rank], arrival, ranks_[rank].event);
+    double takes = 0;
+    if (options_.part_of) {
+      takes = options_.part_of(static_cast<int>(rank), it, backward);
+    } else if (options_.time_of) {
+      takes = options_.time_of(static_cast<int>(rank), it);
+    } else {
+      const double whole = backward ? options_.times.backward() : options_.times.forward;
+      takes = part_time(it.op, whole, options_.times.experts, mixtures_of(schedule_, it.chunk));
+    }
+    compute(rank, it, takes);
+    if (it.op == Op::kDispatch || it.op == Op::kExpert) {
+      mine.free = std::max(mine.free, ranks_[rank].now) + exchange(rank, it.chunk);
+      arrival = mine.free;
+    }
+    mine.open.step(it);
   }
 
   int record(std::size_t rank, const Instruction& it, double start, double end, int cause) {
@@ -222,8 +274,7 @@ class Replay {
     return true;
   }
 
-  void compute(std::size_t rank, const Instruction& it) {
-    const double takes = time_of(rank, it);
+  void compute(std::size_t rank, const Instruction& it, double takes) {
     const bool always_kept = it.op == Op::kOptimizerStep;
     if (takes <= 0 && !always_kept) return;
     RankTiming& timing = timing_.ranks[rank];
@@ -252,6 +303,7 @@ class Replay {
   std::vector<RankState> ranks_;
   std::vector<ChunkReductions> reductions_;  // by chunk
   std::vector<std::vector<int>> holders_;    // by chunk
+  std::vector<RankExchanges> exchanges_;     // by rank, of tables with passes in parts
   std::vector<Meeting> meetings_;            // by update
   std::vector<Event> events_;
   std::vector<std::size_t> ready_;

@@ -23,8 +23,14 @@ struct ReplayOptions {
   std::function<double(int rank, const Instruction& instruction)> time_of = {};
   /// Where given, the time that a rank itself takes to post a transfer or to end a wait whose message is there.
   std::function<double(int rank, const Instruction& transfer)> transfer_of = {};
+  /// Where given, the time that rows of a mixture are on their way, to experts or back, in place of `times.exchange`.
+  /// A pass in parts has them beside what the rank computes meanwhile, one after the other; a whole one waits for them,
+  /// which `time_of`, where it is given, has in its times.
+  std::function<double(int rank, int chunk)> exchange_of = {};
   /// No rank begins an update before all have come to theirs: it needs the gradient norm over all stages.
   bool updates_together = false;
+  /// Where given, what a part of a pass computes (interleave.h), in place of `times` and `time_of`.
+  std::function<double(int rank, const Instruction& part, bool backward)> part_of = {};
   /// Where given, the time of each message, in place of `times.link`.
   std::function<double(int from, int to, const Instruction& send)> link_of = {};
   std::optional<Sizes> sizes = {};  // to have peak memory

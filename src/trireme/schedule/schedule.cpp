@@ -18,6 +18,11 @@ constexpr std::array kOps{
     OpInfo{Op::kRecompute, "R", "recompute", Operands::kMicroAndChunk},
     OpInfo{Op::kForwardDoubled, "FF", "forward of two micros", Operands::kMicroAndChunk},
     OpInfo{Op::kForwardBackward, "F+B", "overlapped forward and backward", Operands::kPair},
+    OpInfo{Op::kBeginForward, "FA", "forward up to its first dispatch", Operands::kMicroAndChunk},
+    OpInfo{Op::kBeginBackward, "BA", "backward up to its first dispatch", Operands::kMicroAndChunk},
+    OpInfo{Op::kDispatch, "D", "dispatch", Operands::kMicroAndChunk},
+    OpInfo{Op::kExpert, "E", "experts", Operands::kMicroAndChunk},
+    OpInfo{Op::kCombine, "C", "combine", Operands::kMicroAndChunk},
     OpInfo{Op::kSendActivation, "SA", "send of the activation", Operands::kMicroAndChunk},
     OpInfo{Op::kRecvActivation, "RA", "receive of the activation", Operands::kMicroAndChunk},
     OpInfo{Op::kSendGradient, "SG", "send of the gradient", Operands::kMicroAndChunk},
@@ -74,6 +79,9 @@ bool is_recv(Op op) { return op == Op::kRecvActivation || op == Op::kRecvGradien
 bool is_wait(Op op) { return op >= Op::kWaitSendActivation && op <= Op::kWaitRecvGradient; }
 bool is_transfer(Op op) { return op >= Op::kSendActivation && op <= Op::kWaitRecvGradient; }
 bool is_version(Op op) { return op >= Op::kStashWeights; }
+bool is_pass(Op op) { return op <= Op::kCombine; }
+bool is_begin(Op op) { return op == Op::kBeginForward || op == Op::kBeginBackward; }
+bool is_part(Op op) { return op >= Op::kDispatch && op <= Op::kCombine; }
 
 Op waited_for(Op wait) {
   switch (wait) {
@@ -90,7 +98,7 @@ Op waited_for(Op wait) {
 
 bool does_forward(const Instruction& instruction) {
   return instruction.op == Op::kForward || instruction.op == Op::kForwardDoubled ||
-         instruction.op == Op::kForwardBackward;
+         instruction.op == Op::kForwardBackward || instruction.op == Op::kBeginForward;
 }
 
 int forward_count(const Instruction& instruction) {
@@ -100,12 +108,12 @@ int forward_count(const Instruction& instruction) {
 
 bool does_input_gradient(const Instruction& instruction) {
   return instruction.op == Op::kBackward || instruction.op == Op::kBackwardInput ||
-         instruction.op == Op::kForwardBackward;
+         instruction.op == Op::kForwardBackward || instruction.op == Op::kBeginBackward;
 }
 
 bool does_weight_gradient(const Instruction& instruction) {
   return instruction.op == Op::kBackward || instruction.op == Op::kBackwardWeight ||
-         instruction.op == Op::kForwardBackward;
+         instruction.op == Op::kForwardBackward || instruction.op == Op::kBeginBackward;
 }
 
 int backward_chunk(const Instruction& instruction) {

@@ -25,6 +25,11 @@ enum class Op : std::uint8_t {
   kRecompute,           ///< the forward pass again, to have its activations for a backward
   kForwardDoubled,      ///< of `micro` and the one after it; all forwards of a table are doubled or none (Chimera)
   kForwardBackward,     ///< a forward and the whole backward of another micro, overlapped by the rank
+  kBeginForward,        ///< a forward in parts (interleave.h): up to where its first mixture of experts sends rows
+  kBeginBackward,       ///< a whole backward in parts, likewise
+  kDispatch,            ///< of a pass in parts: post its mixture's rows to the ranks of their experts
+  kExpert,              ///< likewise: when they are here, compute the experts; post what they give back
+  kCombine,             ///< likewise: when that is back, go on to the next mixture, or to the end of the pass
   kSendActivation,      ///< post: the output of `chunk` goes to where the next chunk is
   kRecvActivation,      ///< post: the input of `chunk` comes from where the previous chunk is
   kSendGradient,        ///< post: the gradient of the input of `chunk` goes to where the previous chunk is
@@ -87,7 +92,10 @@ struct Schedule {
   /// [route][chunk]: the rank that holds it. Bidirectional pipelines have two routes through the ranks, so two copies
   /// of each chunk; all others have one.
   std::vector<std::vector<int>> routes;
-  std::vector<int> route_of;                    // [micro]; empty: every micro takes route 0
+  std::vector<int> route_of;  // [micro]; empty: every micro takes route 0
+  /// [chunk]: mixtures of experts whose rows travel between ranks, each a D, an E and a C of a pass in parts; empty:
+  /// none, and no pass is in parts.
+  std::vector<int> mixtures;
   std::vector<std::vector<Instruction>> ranks;  // [rank][position]
 
   int chunks() const { return routes.empty() ? 0 : static_cast<int>(routes.front().size()); }
@@ -120,6 +128,9 @@ bool is_recv(Op op);
 bool is_wait(Op op);
 bool is_transfer(Op op);  // any of the three
 bool is_version(Op op);   // stash, load, predict or drop
+bool is_pass(Op op);      // a whole pass, two of them, or any part of one
+bool is_begin(Op op);     // of a pass in parts
+bool is_part(Op op);      // what follows its begin: dispatch, expert or combine
 /// The posted instruction that a wait is for.
 Op waited_for(Op wait);
 /// Whether the instruction does (also) this.

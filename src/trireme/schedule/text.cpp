@@ -52,11 +52,13 @@ void read_header(Schedule& schedule, std::string_view key, std::string_view valu
     schedule.routes.clear();
     for (const std::string& route : split(value, '|'))
       schedule.routes.push_back(numbers_of(route, "chunks", kMostChunks));
+  } else if (key == "mixtures") {
+    schedule.mixtures = numbers_of(value, "mixtures", kMostMixtures);
   } else if (key == "routes") {
     schedule.route_of = numbers_of(value, "routes", kMostChunks);
   } else {
-    const std::string keys[] = {"name",    "micros",         "update-every", "micro-parts",
-                                "weights", "clock-distance", "chunks",       "routes"};
+    const std::string keys[] = {"name",           "micros", "update-every", "micro-parts", "weights",
+                                "clock-distance", "chunks", "routes",       "mixtures"};
     throw ConfigError(fmt::format("\"{}\" is no line of a schedule{}", key, did_you_mean(key, keys)),
                       fmt::format("lines are {}:, and rank N: below them", fmt::join(keys, ":, ")));
   }
@@ -102,6 +104,7 @@ std::string to_text(const Schedule& schedule) {
   for (std::size_t route = 0; route < schedule.routes.size(); ++route)
     text += fmt::format("{}{}", route > 0 ? " | " : "", fmt::join(schedule.routes[route], " "));
   if (!schedule.route_of.empty()) text += fmt::format("\nroutes: {}", fmt::join(schedule.route_of, " "));
+  if (!schedule.mixtures.empty()) text += fmt::format("\nmixtures: {}", fmt::join(schedule.mixtures, " "));
   return text + '\n' + ranks_text(schedule);
 }
 

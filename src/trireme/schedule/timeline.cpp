@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <numeric>
 
 #include "trireme/base/error.h"
 #include "trireme/schedule/draw_parts.h"
@@ -121,7 +122,12 @@ void Calibration::add(const Timeline& measured) {
 
 double Calibration::median_of(int rank, const Instruction& instruction) const {
   const auto found = own_.find({rank, to_text(instruction, true)});
-  return found == own_.end() ? 0 : median(found->second);
+  if (found == own_.end()) return 0;
+  const std::vector<double>& times = found->second;
+  // Parts of the same name are those of several mixtures, forward and back: together they take what they took.
+  if (is_part(instruction.op))
+    return std::accumulate(times.begin(), times.end(), 0.0) / static_cast<double>(times.size());
+  return median(times);
 }
 
 ReplayOptions Calibration::ideal() const {

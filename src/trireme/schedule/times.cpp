@@ -63,7 +63,7 @@ double number_in(std::string_view text, std::string_view word) {
 }  // namespace
 
 Times parse_times(std::string_view text) {
-  const std::vector<std::string> keys{"f", "b", "w", "r", "fb", "g", "o", "s", "p", "link"};
+  const std::vector<std::string> keys{"f", "b", "w", "r", "fb", "g", "o", "s", "p", "x", "e", "link"};
   Times times;
   for (const std::string& word : split(text, ',')) {
     const auto equals = word.find('=');
@@ -88,6 +88,10 @@ Times parse_times(std::string_view text) {
       times.stash = value;
     else if (key == "p")
       times.predict = value;
+    else if (key == "x")
+      times.exchange = value;
+    else if (key == "e")
+      times.experts = value;
     else if (key == "link")
       times.link = value;
     else
@@ -107,6 +111,8 @@ std::string to_text(const Times& times) {
   add("o", times.optimizer);
   add("s", times.stash);
   add("p", times.predict);
+  add("x", times.exchange);
+  if (times.experts != Times{}.experts) text += fmt::format(",e={}", times.experts);
   add("link", times.link);
   return text;
 }

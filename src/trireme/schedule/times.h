@@ -16,6 +16,9 @@ struct Times {
   double forward = 1, backward_input = 1, backward_weight = 1;
   std::optional<double> recompute = {};   // as long as a forward where not given
   std::optional<double> overlapped = {};  // a forward and a whole backward together; their sum where not given
+  double exchange = 0;                    // of a mixture's rows to their experts, or back
+  double experts = 0.5;                   // the share of a pass that its experts compute, where it is in parts
+  int mixtures = 0;                       // of this chunk, those that send rows, for who has times by chunk
   double reduce = 0, optimizer = 0;       // of one chunk; of all chunks of a rank
   double stash = 0, predict = 0;          // of one chunk
   double link = 0;                        // a message on its way
@@ -28,7 +31,8 @@ struct Times {
 };
 
 /// Reads "f=1,b=1,w=1" with any of f, b, w, r (recompute), fb (overlapped pair), g (reduce), o (optimizer), s (stash),
-/// p (predict) and link; what is left out keeps its default. Throws ConfigError.
+/// p (predict), x (exchange), e (share of the experts) and link; what is left out keeps its default. Throws
+/// ConfigError.
 Times parse_times(std::string_view text);
 std::string to_text(const Times& times);
 

@@ -119,6 +119,10 @@ void describe(config::Section<PipelineConfig>& section) {
   section.field("stage_ranks", &PipelineConfig::stage_ranks,
                 "ranks of each stage, which deal its micro-batches out in turn (PipeDream's replicated stages), with "
                 "schedule 1f1b or pipedream: [3, 1]; empty: one rank a stage, or what split = \"pipedream\" finds");
+  section.field(
+      "overlap_experts", &PipelineConfig::overlap_experts,
+      "with layout.ep: while rows of one micro-batch are on their way to experts or back, the rank computes the "
+      "other of an overlapped pair (dualpipe, dualpipe-v); false: it waits");
   section.field("scatter_gather", &PipelineConfig::scatter_gather,
                 "with tp: each rank sends 1/tp of what crosses to the next stage, whose ranks all-gather it: the links "
                 "between stages carry it once instead of tp times");

@@ -257,6 +257,9 @@ void describe(config::Section<ModelConfig>& section) {
   section.field("init_resize_vocab", &ModelConfig::init_resize_vocab,
                 "with init_from: vocab_size may differ; embedding and output head keep the rows that both have, more "
                 "are initialised from run.seed");
+  section.field("init_dense", &ModelConfig::init_dense,
+                "with init_from a model with experts: a dense one, with an MLP of ffn_size in place of each mixture, "
+                "which is initialised from run.seed; all other weights are loaded");
   section
       .field("vocab_size", &ModelConfig::vocab_size,
              "vocabulary size, rows of the token embedding; unset: that of data.tokenizer or of the token shards, "
@@ -379,6 +382,7 @@ ModelShape with_keys(ModelShape shape, const ModelConfig& config) {
     if (key) value = *key;
   });
   if (config.experts.used()) shape.experts = config.experts;
+  if (config.init_dense) shape.experts = {};
   return shape;
 }
 
@@ -389,6 +393,7 @@ ModelConfig resolved(const ModelConfig& config) {
   whole.init_from = config.init_from;
   whole.init_partial = config.init_partial;
   whole.init_resize_vocab = config.init_resize_vocab;
+  whole.init_dense = config.init_dense;
   return whole;
 }
 
@@ -442,9 +447,16 @@ std::string shape_text(const ModelShape& shape) {
 }
 
 std::vector<config::Problem> find_problems(const ModelConfig& config) {
+  if (config.init_dense && config.experts.used()) {
+    return {{.key = "model.init_dense",
+             .reason = "makes a dense model, but [experts] is given",
+             .hint = "leave [experts] out, or set model.init_dense = false",
+             .where = {}}};
+  }
   if (config.init_from) return {};  // the folder says the rest; whoever opens it looks for problems
-  for (const auto& [key, given] :
-       {std::pair{"model.init_partial", config.init_partial}, {"model.init_resize_vocab", config.init_resize_vocab}}) {
+  for (const auto& [key, given] : {std::pair{"model.init_partial", config.init_partial},
+                                   {"model.init_resize_vocab", config.init_resize_vocab},
+                                   {"model.init_dense", config.init_dense}}) {
     if (given)
       return {{.key = key,
                .reason = "is given, but no weights are loaded without model.init_from",

@@ -54,6 +54,7 @@ struct ModelConfig {
   std::optional<std::string> init_from;  ///< a published model's folder: shape and weights to start with
   bool init_partial = false;             ///< tensors that do not fit are initialised, not loaded
   bool init_resize_vocab = false;        ///< embeddings keep the rows that both vocabularies have
+  bool init_dense = false;               ///< of a model with experts a dense one
   std::optional<std::int64_t> vocab_size, max_seq_len, hidden_size, num_layers, num_encoder_layers, num_heads,
       num_kv_heads, head_dim, ffn_size, segments;
   std::optional<NormKind> norm;

@@ -20,6 +20,27 @@ constexpr Named<Transport> kTransports[] = {
 constexpr Named<Carrier> kCarriers[] = {{"threads", Carrier::kThreads}, {"mpi", Carrier::kMpi}};
 constexpr Named<DeviceKind> kDevices[] = {{"cpu", DeviceKind::kCpu}, {"cuda", DeviceKind::kCuda}};
 constexpr int kMostRanks = 1 << 20;
+
+Problems distill_problems(const Recipe& recipe) {
+  Problems problems;
+  const DistillConfig& distill = recipe.distill;
+  if (!distill.used()) {
+    if (distill != DistillConfig{})
+      problems.push_back({.key = "distill",
+                          .reason = "is given without a teacher, so nothing uses it",
+                          .hint = "set distill.teacher to a run, a checkpoint or a Hugging Face folder"});
+    return problems;
+  }
+  if (recipe.run.device == DeviceKind::kCuda)
+    problems.push_back({.key = "distill.teacher",
+                        .reason = "teaches on the CPU only: the plan of GPU memory does not know it",
+                        .hint = "set run.device = \"cpu\""});
+  if (distill.weight == 1 && recipe.model.z_loss.value_or(0) > 0)
+    problems.push_back({.key = "distill.weight",
+                        .reason = "is 1, but model.z_loss is added to the loss against the data's targets",
+                        .hint = "set model.z_loss = 0"});
+  return problems;
+}
 }  // namespace
 
 std::span<const Named<Transport>> enum_names(std::type_identity<Transport>) { return kTransports; }
@@ -113,6 +134,7 @@ void describe(config::Section<Recipe>& section) {
   section.section("batch", &Recipe::batch);
   section.section("precision", &Recipe::precision);
   section.section("train", &Recipe::train);
+  section.section("distill", &Recipe::distill);
   section.section("downpour", &Recipe::downpour);
   section.section("eval", &Recipe::eval);
   section.section("checkpoint", &Recipe::checkpoint);
@@ -185,6 +207,7 @@ std::vector<config::Problem> find_problems(const Recipe& recipe) {
                         .reason = "is given, but train.mode = \"synchronous\" does not use it",
                         .hint = "set train.mode = \"downpour\""});
   }
+  for (config::Problem& problem : distill_problems(recipe)) problems.push_back(std::move(problem));
   for (const auto& found :
        {find_problems(recipe.optim), find_problems(recipe.lr_schedule, recipe.batch), find_problems(recipe.precision),
         find_problems(recipe.train), find_problems(recipe.checkpoint), find_problems(recipe.health),

@@ -22,6 +22,7 @@
 #include "trireme/base/log.h"
 #include "trireme/spec/compress.h"
 #include "trireme/spec/data.h"
+#include "trireme/spec/distill.h"
 #include "trireme/spec/downpour.h"
 #include "trireme/spec/elastic.h"
 #include "trireme/spec/health.h"
@@ -108,6 +109,7 @@ struct Recipe {
   BatchConfig batch;
   PrecisionConfig precision;
   TrainConfig train;
+  DistillConfig distill;
   DownpourConfig downpour;
   EvalConfig eval;
   CheckpointConfig checkpoint;

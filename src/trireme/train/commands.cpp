@@ -22,6 +22,7 @@
 #include "trireme/train/diagnose/memory.h"
 #include "trireme/train/diagnose/verify.h"
 #include "trireme/train/engine/freeze.h"
+#include "trireme/train/engine/teacher.h"
 #include "trireme/train/engine/trainer.h"
 #include "trireme/train/run/convert.h"
 #include "trireme/train/run/evaluate.h"
@@ -133,7 +134,7 @@ EvalResult evaluate_model(const EvalRequest& request, comm::Rank& rank) {
 
 spec::ModelShape open_shape(const spec::Recipe& recipe) {
   spec::ModelShape shape = model_shape(recipe);
-  const bool whole = !recipe.model.init_partial && !recipe.model.init_resize_vocab;
+  const bool whole = !recipe.model.init_partial && !recipe.model.init_resize_vocab && !recipe.model.init_dense;
   if (recipe.model.init_from && whole) {  // a tensor that is missing is found here
     [[maybe_unused]] const checkpoint::StoredWeights weights(*recipe.model.init_from, shape);
   }
@@ -141,6 +142,7 @@ spec::ModelShape open_shape(const spec::Recipe& recipe) {
     if (const auto warning = checkpoint::longer_context(shape, *recipe.model.init_from); !warning.empty())
       log_warn("{}", warning);
   }
+  if (recipe.distill.used()) require_teacher(recipe, shape);
   std::vector<std::string> names;
   for (const spec::ParameterShape& parameter : spec::list_parameters(shape)) names.push_back(parameter.name);
   frozen_params(recipe.train.freeze, shape, names);

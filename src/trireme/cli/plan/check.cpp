@@ -195,6 +195,8 @@ int check(CheckCommand& options, Context& context) {
                     "recipe's own values was checked",
                     *recipe.model.init_from));
   }
+  if (recipe.distill.used())
+    checkup.notes.push_back("distill.teacher: its weights and its forward pass are not in the estimates");
   drop_doubles(problems, checkup.problems);
   config::add_cross_problems(checkup.problems, loaded.origins, options.recipe.input(), problems);
   config::add_cross_problems(files.problems, loaded.origins, options.recipe.input(), problems);

@@ -65,6 +65,12 @@ OpenedFiles open_files(const spec::Recipe& given) {
     try_to_open("data.validation", opened.problems, [&] { data::open_samples(recipe, data::Split::kValidation); });
   }
   if (!opened.shape) opened.shape = spec::shape_of(recipe.model);
+  if (opened.shape && recipe.distill.used()) {  // with the vocabulary that the data has
+    spec::Recipe taught = recipe;
+    taught.model = spec::resolved(spec::config_of(*opened.shape));
+    taught.train.freeze.clear();
+    try_to_open("distill.teacher", opened.problems, [&] { load_train().shape(taught); });
+  }
   if (opened.shape && freezes_by_other_names(given, *opened.shape)) {
     try_to_open("train.freeze", opened.problems, [&] { load_train().shape(given); });
   }

@@ -8,6 +8,7 @@
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
 #include "trireme/schedule/check.h"
+#include "trireme/schedule/interleave.h"
 #include "trireme/schedule/passes.h"
 
 namespace trireme::cli {
@@ -27,8 +28,8 @@ void ScheduleOptions::add_to(Command& command, Kind kind) {
       .add_option(
           "--times", times_,
           "Times of a rank's share of the model: f forward, b input gradients, w weight gradients, r recompute, fb "
-          "an overlapped pair, g reduction, o update, s stash, p prediction, link a message; default "
-          "f=1,b=1,w=1")
+          "an overlapped pair, g reduction, o update, s stash, p prediction, link a message, x rows of a mixture on "
+          "their way, e the experts' share of a pass; default f=1,b=1,w=1,e=0.5")
       .type_name("f=1,b=1,w=1");
   command
       .add_option("--hold", most_in_flight_,
@@ -45,6 +46,13 @@ void ScheduleOptions::add_to(Command& command, Kind kind) {
       .add_option("--virtual-workers", virtual_workers_,
                   "Of the kind hetpipe: pipelines of so many stages each that push and pull waves; default 1")
       .within(1, 1024)
+      .type_name("N");
+  command
+      .add_option(
+          "--mixtures", mixtures_,
+          "Mixtures of experts in each chunk whose rows travel between ranks: overlapped pairs are then in parts, "
+          "and transfers are written; default 0")
+      .within(0, 1024)
       .type_name("N");
   command.add_flag("--recompute", recompute_, "Full activation recomputation: every forward again before its backward");
 }
@@ -70,7 +78,10 @@ schedule::Schedule ScheduleOptions::build() const {
     schedule::require_fine(written);
     return schedule::has_updates(written) ? written : schedule::add_updates(written);
   }
-  return schedule::build(kind_, shape(schedule::find_kind(kind_)));
+  const schedule::Schedule table = schedule::build(kind_, shape(schedule::find_kind(kind_)));
+  if (mixtures_ == 0) return table;
+  return schedule::interleave_pairs(schedule::complete(table),
+                                    std::vector<int>(static_cast<std::size_t>(table.chunks()), mixtures_));
 }
 
 void write_result(const std::string& text, const std::string& path, Context& context) {

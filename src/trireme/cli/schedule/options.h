@@ -28,6 +28,7 @@ class ScheduleOptions {
 
  private:
   std::string kind_, times_ = "f=1,b=1,w=1";
+  int mixtures_ = 0;
   int stages_ = 4, micros_ = 8, chunks_ = 0, steps_ = 1, most_in_flight_ = 0, virtual_workers_ = 1;
   bool recompute_ = false;
 };

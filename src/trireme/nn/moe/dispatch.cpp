@@ -18,6 +18,10 @@ std::int64_t sum_of_counts(std::span<const std::int64_t> counts) {
   return std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
 }
 
+std::span<const std::int64_t> row_numbers_of(const at::Tensor& of) {
+  return {of.const_data_ptr<std::int64_t>(), static_cast<std::size_t>(of.numel())};
+}
+
 /// Where the passes of the rank that has these experts begin and end, in rows ordered by (expert, source, place).
 std::vector<std::int64_t> pass_edges(std::span<const std::int64_t> of_experts, std::int64_t limit) {
   std::vector<std::int64_t> edges{0};
@@ -75,21 +79,21 @@ std::vector<std::int64_t> AllToAllExchange::gather_counts(std::span<const std::i
   return all;
 }
 
-at::Tensor AllToAllExchange::exchange(const at::Tensor& rows, std::span<const std::int64_t> send,
-                                      std::span<const std::int64_t> receive) {
+PendingRows AllToAllExchange::begin(const at::Tensor& rows, std::span<const std::int64_t> send,
+                                    std::span<const std::int64_t> receive) {
   TRIREME_CHECK(rows.dim() <= 2, "rows of {} dimensions", rows.dim());
   const std::int64_t row = rows.dim() > 1 ? rows.size(1) : 1;  // known on a rank without rows too
   std::vector<std::int64_t> shape = rows.sizes().vec();
   shape[0] = sum_of_counts(receive);
-  at::Tensor out = at::empty(shape, rows.options());
+  PendingRows pending{.leaving = rows.contiguous(), .arriving = at::empty(shape, rows.options())};
   const auto elements = [row](std::span<const std::int64_t> counts) {
     std::vector<std::size_t> out_counts;
     for (const std::int64_t count : counts) out_counts.push_back(static_cast<std::size_t>(count * row));
     return out_counts;
   };
-  const at::Tensor in = rows.contiguous();
-  group_.all_to_all_v(device::to_const_buffer(in), device::to_buffer(out), elements(send), elements(receive)).wait();
-  return out;
+  pending.work = group_.all_to_all_v(device::to_const_buffer(pending.leaving), device::to_buffer(pending.arriving),
+                                     elements(send), elements(receive));
+  return pending;
 }
 
 DispatchPlan plan_dispatch(std::span<const std::int64_t> counts, int ranks, int rank, std::int64_t limit) {
@@ -149,22 +153,25 @@ std::int64_t arena_rows(std::span<const std::int64_t> counts, int ranks, double 
 
 Dispatch::Dispatch(RowExchange& exchange, const DispatchPass& pass, Tokens home, std::int64_t node_ranks)
     : exchange_(exchange), pass_(pass), home_(std::move(home)) {
-  const at::Tensor received = exchange_.exchange(send_rows(home_.number), pass_.send, pass_.receive);
+  pending_numbers_ = exchange_.begin(send_rows(home_.number), pass_.send, pass_.receive);
   if (exchange_.ranks() == 1) {
-    numbers_ = received;  // sorted at home
+    numbers_ = pending_numbers_.wait();  // sorted at home
     return;
   }
+  if (node_ranks == 0 || node_ranks >= exchange_.ranks()) return;
+  pending_numbers_.arriving = pending_numbers_.wait();
+  const at::Tensor tokens = home_.token.cpu(), numbers = home_.number.cpu(), here = pending_numbers_.arriving.cpu();
+  route_.emplace(exchange_, static_cast<int>(node_ranks), pass_,
+                 NodeRoute::Sent{.tokens = row_numbers_of(tokens), .numbers = row_numbers_of(numbers)},
+                 row_numbers_of(here));
+}
+
+void Dispatch::settle() const {
+  if (numbers_.defined()) return;
+  const at::Tensor received = pending_numbers_.wait();
   // Keys (expert, token): tokens of one source come in order, so a stable merge by expert and number is a sort.
   const at::Tensor here = received.cpu();  // the same tensor where it is there
   const auto* number = here.const_data_ptr<std::int64_t>();
-  if (node_ranks > 0 && node_ranks < exchange_.ranks()) {
-    const at::Tensor tokens = home_.token.cpu(), numbers = home_.number.cpu();
-    const auto numbers_of = [](const at::Tensor& of) {
-      return std::span(of.const_data_ptr<std::int64_t>(), static_cast<std::size_t>(of.numel()));
-    };
-    route_.emplace(exchange_, static_cast<int>(node_ranks), pass_,
-                   NodeRoute::Sent{.tokens = numbers_of(tokens), .numbers = numbers_of(numbers)}, numbers_of(here));
-  }
   std::vector<std::int64_t> expert_of;
   const std::size_t experts = pass_.offsets.size() - 1;
   for (std::size_t i = 0; i < pass_.counts.size(); ++i) {
@@ -189,30 +196,53 @@ at::Tensor Dispatch::send_rows(const at::Tensor& home) const {
   return parts.size() == 1 ? parts[0] : at::cat(parts);
 }
 
-at::Tensor Dispatch::to_experts(const at::Tensor& home) const {
-  at::Tensor received = exchange_.exchange(send_rows(home), pass_.send, pass_.receive);
-  return order_.defined() ? received.index_select(0, order_) : received;
+PendingRows Dispatch::begin_to_experts(const at::Tensor& home) const {
+  return exchange_.begin(send_rows(home), pass_.send, pass_.receive);
 }
 
-at::Tensor Dispatch::tokens_to_experts(const at::Tensor& tokens) const {
-  const at::Tensor received =
-      route_ ? route_->move(tokens)
-             : exchange_.exchange(tokens.index_select(0, send_rows(home_.token)), pass_.send, pass_.receive);
-  return order_.defined() ? received.index_select(0, order_) : received;
+PendingRows Dispatch::begin_tokens(const at::Tensor& tokens) const {
+  if (route_) return {.leaving = at::Tensor(), .arriving = route_->move(tokens)};
+  return exchange_.begin(tokens.index_select(0, send_rows(home_.token)), pass_.send, pass_.receive);
 }
 
-void Dispatch::to_home(const at::Tensor& rows, at::Tensor& home) const {
+PendingRows Dispatch::begin_home(const at::Tensor& rows) const {
+  settle();
   at::Tensor leaving = rows;
   if (order_.defined()) {
     leaving = at::empty_like(rows);
     leaving.index_copy_(0, order_, rows);
   }
-  const at::Tensor back = exchange_.exchange(leaving, pass_.receive, pass_.send);
+  return exchange_.begin(leaving, pass_.receive, pass_.send);
+}
+
+at::Tensor Dispatch::arrived(PendingRows& pending) const {
+  settle();
+  at::Tensor received = pending.wait();
+  return order_.defined() ? received.index_select(0, order_) : received;
+}
+
+void Dispatch::arrived_home(PendingRows& pending, at::Tensor& home) const {
+  const at::Tensor back = pending.wait();
   std::int64_t at = 0;
   for (std::size_t r = 0; r < pass_.send.size(); ++r) {
     if (pass_.send[r] > 0) home.narrow(0, pass_.send_first[r], pass_.send[r]).copy_(back.narrow(0, at, pass_.send[r]));
     at += pass_.send[r];
   }
+}
+
+at::Tensor Dispatch::to_experts(const at::Tensor& home) const {
+  PendingRows pending = begin_to_experts(home);
+  return arrived(pending);
+}
+
+at::Tensor Dispatch::tokens_to_experts(const at::Tensor& tokens) const {
+  PendingRows pending = begin_tokens(tokens);
+  return arrived(pending);
+}
+
+void Dispatch::to_home(const at::Tensor& rows, at::Tensor& home) const {
+  PendingRows pending = begin_home(rows);
+  arrived_home(pending, home);
 }
 
 }  // namespace trireme::nn::moe

@@ -20,12 +20,24 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "trireme/comm/group.h"
 #include "trireme/nn/moe/node_route.h"
 
 namespace trireme::nn::moe {
+
+/// Rows on their way between ranks.
+struct PendingRows {
+  at::Tensor leaving, arriving;         ///< borrowed by the call until it is over
+  std::optional<comm::Work> work = {};  ///< none: they are there
+  at::Tensor wait() {
+    if (work) std::exchange(work, std::nullopt)->wait();
+    leaving = at::Tensor();
+    return std::move(arriving);
+  }
+};
 
 class RowExchange {
  public:
@@ -37,6 +49,11 @@ class RowExchange {
   /// `send[r]` rows for each rank r stand one after the other in `rows`; gives `receive[r]` rows from each.
   virtual at::Tensor exchange(const at::Tensor& rows, std::span<const std::int64_t> send,
                               std::span<const std::int64_t> receive) = 0;
+  /// The same, begun. Ranks begin exchanges in the same order.
+  virtual PendingRows begin(const at::Tensor& rows, std::span<const std::int64_t> send,
+                            std::span<const std::int64_t> receive) {
+    return {.leaving = at::Tensor(), .arriving = exchange(rows, send, receive)};
+  }
 };
 
 /// All experts are here.
@@ -58,7 +75,11 @@ class AllToAllExchange final : public RowExchange {
   int rank() const override { return group_.rank(); }
   std::vector<std::int64_t> gather_counts(std::span<const std::int64_t> mine) override;
   at::Tensor exchange(const at::Tensor& rows, std::span<const std::int64_t> send,
-                      std::span<const std::int64_t> receive) override;
+                      std::span<const std::int64_t> receive) override {
+    return begin(rows, send, receive).wait();
+  }
+  PendingRows begin(const at::Tensor& rows, std::span<const std::int64_t> send,
+                    std::span<const std::int64_t> receive) override;
 
  private:
   comm::Group& group_;
@@ -93,7 +114,10 @@ class Dispatch {
 
   const DispatchPass& pass() const { return pass_; }
   /// int64 [rows]: of the rows in expert order.
-  const at::Tensor& token_numbers() const { return numbers_; }
+  const at::Tensor& token_numbers() const {
+    settle();
+    return numbers_;
+  }
   /// Of `home` [home rows, ..] those of this pass, as [rows, ..] in expert order.
   at::Tensor to_experts(const at::Tensor& home) const;
   /// The same of what all rows of a token have in common: `tokens` [tokens of this rank, ..].
@@ -101,15 +125,26 @@ class Dispatch {
   /// The other way: into the rows of `home` that belong to this pass.
   void to_home(const at::Tensor& rows, at::Tensor& home) const;
 
+  /// The same in two parts, with time for other things between them: what was begun arrives by arrived(), as rows in
+  /// expert order, or by arrived_home(). Rows by nodes take two hops, and are there when begin_tokens() is back.
+  PendingRows begin_to_experts(const at::Tensor& home) const;
+  PendingRows begin_tokens(const at::Tensor& tokens) const;
+  PendingRows begin_home(const at::Tensor& rows) const;
+  at::Tensor arrived(PendingRows& pending) const;
+  void arrived_home(PendingRows& pending, at::Tensor& home) const;
+
  private:
   at::Tensor send_rows(const at::Tensor& home) const;
+  /// Numbers of the rows that come have arrived: these have an order.
+  void settle() const;
 
   RowExchange& exchange_;
   const DispatchPass& pass_;
   Tokens home_;
   std::optional<NodeRoute> route_;
-  at::Tensor order_;  // int64 [rows]: which received row stands where in expert order; undefined: as received
-  at::Tensor numbers_;
+  mutable PendingRows pending_numbers_;  // until somebody needs them
+  mutable at::Tensor order_;  // int64 [rows]: which received row stands where in expert order; undefined: as received
+  mutable at::Tensor numbers_;
 };
 
 }  // namespace trireme::nn::moe

@@ -46,6 +46,10 @@ void add_deferred(Param& param, at::Tensor dy, at::Tensor x, Context& context, T
   });
 }
 
+void stop_before(PassStops::Before next, bool first, const Context& context) {
+  if (first && context.stops != nullptr) context.stops->stop(next);
+}
+
 }  // namespace
 
 MoeLayer::MoeLayer(MoeParts parts, const ParallelContext& parallel) : parts_(std::move(parts)), parallel_(&parallel) {
@@ -113,10 +117,15 @@ RouterInput MoeLayer::input_of(const Routed& routed, std::int64_t group, const C
           .limited = context.kv_batch == nullptr};
 }
 
-at::Tensor MoeLayer::dispatched(const Dispatch& dispatch, const at::Tensor& tokens) const {
-  if (parts_.router->config().dispatch_precision == spec::DispatchPrecision::kSame)
-    return dispatch.tokens_to_experts(tokens);
-  return from_fp8_rows(dispatch.tokens_to_experts(to_fp8_rows(tokens)), tokens.scalar_type());
+PendingRows MoeLayer::begin_dispatch(const Dispatch& dispatch, const at::Tensor& tokens) const {
+  const bool same = parts_.router->config().dispatch_precision == spec::DispatchPrecision::kSame;
+  return dispatch.begin_tokens(same ? tokens : to_fp8_rows(tokens));
+}
+
+at::Tensor MoeLayer::dispatched(const Dispatch& dispatch, PendingRows pending, at::ScalarType type) const {
+  at::Tensor rows = dispatch.arrived(pending);
+  const bool same = parts_.router->config().dispatch_precision == spec::DispatchPrecision::kSame;
+  return same ? rows : from_fp8_rows(rows, type);
 }
 
 const ExpertCopies* MoeLayer::copies(const Context& context) {
@@ -203,21 +212,29 @@ void MoeLayer::tell_losses(const Routed& routed, Context& context) const {
 }
 
 at::Tensor MoeLayer::forward_experts(const at::Tensor& x, const Routed& routed, const DispatchPlan& plan,
-                                     Context& context, Saved* saved) {
+                                     Context& context, Saved* saved, const Meanwhile& meanwhile) {
   std::optional<CopiedWeights> copied;
   if (const ExpertCopies* of_experts = copies(context))
     copied.emplace(parts_.experts.with_copies(*of_experts, context));
   at::Tensor home_y = at::empty({routed.home.token.size(0), x.size(1)}, x.options());
   for (const DispatchPass& pass : plan) {
+    // Further passes, of rows that one has no room for, run through: how many there are is not known beforehand.
+    const bool first = &pass == &plan.front();
+    stop_before(PassStops::Before::kDispatch, first, context);
     const Dispatch dispatch(*parts_.exchange, pass, {routed.home.token, routed.home.token_number},
                             parts_.router->config().node_ranks);
-    const ExpertRows rows{.x = dispatched(dispatch, x),
-                          .gates = dispatch.to_experts(routed.home.gates),
+    PendingRows of_tokens = begin_dispatch(dispatch, x), of_gates = dispatch.begin_to_experts(routed.home.gates);
+    if (first && meanwhile) meanwhile();
+    stop_before(PassStops::Before::kExpert, first, context);
+    const ExpertRows rows{.x = dispatched(dispatch, std::move(of_tokens), x.scalar_type()),
+                          .gates = dispatch.arrived(of_gates),
                           .token_numbers = dispatch.token_numbers(),
                           .offsets = pass.offsets,
                           .copied = copied ? &*copied : nullptr};
     const at::Tensor pre_activation = parts_.experts.pre_activation(rows, context);
-    dispatch.to_home(parts_.experts.forward(rows, pre_activation, context), home_y);
+    PendingRows back = dispatch.begin_home(parts_.experts.forward(rows, pre_activation, context));
+    stop_before(PassStops::Before::kCombine, first, context);
+    dispatch.arrived_home(back, home_y);
     if (saved == nullptr || plan.size() > 1) continue;
     saved->pre_activation = pre_activation;
     if (parts_.exchange->ranks() > 1) saved->x = rows.x;  // here alone it is gathered from x again
@@ -265,11 +282,14 @@ at::Tensor MoeLayer::forward(at::Tensor x, Context& context, Tape* tape) {
       plan_dispatch(counts, ranks, parts_.exchange->rank(), arena_rows(counts, ranks, router.config().arena));
   passes_ = plan.size();
   Saved saved;
-  at::Tensor ungated, y = sum_rows_of_tokens(forward_experts(rows, routed, plan, context, tape ? &saved : nullptr),
-                                             routed.home.of_tokens());
+  at::Tensor ungated, of_shared;
+  Meanwhile shared;
+  if (parts_.shared.mlp) shared = [&] { of_shared = forward_shared(x, context, tape, ungated); };
+  at::Tensor y = sum_rows_of_tokens(forward_experts(rows, routed, plan, context, tape ? &saved : nullptr, shared),
+                                    routed.home.of_tokens());
   gather_slices(y);
   y = y.view(x.sizes());
-  if (parts_.shared.mlp) y.add_(forward_shared(x, context, tape, ungated));
+  if (of_shared.defined()) y.add_(of_shared);
   if (tape) {
     tape->push({logits, bias, to_tensor(counts), std::move(saved.x), std::move(saved.pre_activation),
                 std::move(ungated), std::move(x)});
@@ -279,17 +299,23 @@ at::Tensor MoeLayer::forward(at::Tensor x, Context& context, Tape* tape) {
 
 MoeLayer::HomeGrad MoeLayer::backward_experts(const at::Tensor& dy, const at::Tensor& x, const Routed& routed,
                                               const DispatchPlan& plan, const Saved& saved, Context& context,
-                                              Tape& tape) {
+                                              Tape& tape, const Meanwhile& meanwhile) {
   std::optional<CopiedWeights> copied;
   if (const ExpertCopies* of_experts = copies(context))
     copied.emplace(parts_.experts.with_copies(*of_experts, context));
   HomeGrad grad{.x = at::empty({routed.home.token.size(0), dy.size(1)}, dy.options()),
                 .gates = at::empty_like(routed.home.gates)};
   for (const DispatchPass& pass : plan) {
+    const bool first = &pass == &plan.front();
+    stop_before(PassStops::Before::kDispatch, first, context);
     const Dispatch dispatch(*parts_.exchange, pass, {routed.home.token, routed.home.token_number},
                             parts_.router->config().node_ranks);
-    const ExpertRows rows{.x = saved.x.defined() ? saved.x : dispatched(dispatch, x),
-                          .gates = dispatch.to_experts(routed.home.gates),
+    PendingRows of_dy = begin_dispatch(dispatch, dy), of_gates = dispatch.begin_to_experts(routed.home.gates), of_x;
+    if (!saved.x.defined()) of_x = begin_dispatch(dispatch, x);
+    if (first && meanwhile) meanwhile();
+    stop_before(PassStops::Before::kExpert, first, context);
+    const ExpertRows rows{.x = saved.x.defined() ? saved.x : dispatched(dispatch, std::move(of_x), x.scalar_type()),
+                          .gates = dispatch.arrived(of_gates),
                           .token_numbers = dispatch.token_numbers(),
                           .offsets = pass.offsets,
                           .copied = copied ? &*copied : nullptr};
@@ -298,10 +324,13 @@ MoeLayer::HomeGrad MoeLayer::backward_experts(const at::Tensor& dy, const at::Te
       const CountAsRecomputed again(context);
       pre_activation = parts_.experts.pre_activation(rows, context);
     }
-    const auto of_rows = parts_.experts.backward(dispatched(dispatch, dy), rows, pre_activation,
-                                                 /*last=*/&pass == &plan.back(), context, tape);
-    dispatch.to_home(of_rows.x, grad.x);
-    dispatch.to_home(of_rows.gates, grad.gates);
+    const auto of_rows =
+        parts_.experts.backward(dispatched(dispatch, std::move(of_dy), dy.scalar_type()), rows, pre_activation,
+                                /*last=*/&pass == &plan.back(), context, tape);
+    PendingRows x_back = dispatch.begin_home(of_rows.x), gates_back = dispatch.begin_home(of_rows.gates);
+    stop_before(PassStops::Before::kCombine, first, context);
+    dispatch.arrived_home(x_back, grad.x);
+    dispatch.arrived_home(gates_back, grad.gates);
   }
   return grad;
 }
@@ -384,13 +413,17 @@ at::Tensor MoeLayer::backward(at::Tensor dy, Context& context, Tape& tape) {
   const int ranks = parts_.exchange->ranks();
   const DispatchPlan plan = plan_dispatch(numbers_of(counts), ranks, parts_.exchange->rank(),
                                           arena_rows(numbers_of(counts), ranks, parts_.router->config().arena));
-  const HomeGrad grad =
-      backward_experts(of_rows, rows, routed, plan, {std::move(saved_x), std::move(pre_activation)}, context, tape);
+  at::Tensor of_shared;
+  Meanwhile shared;
+  // In memory of its own: rows of the gradient are still on their way.
+  if (parts_.shared.mlp) shared = [&] { of_shared = backward_shared(dy.clone(), x, ungated, context, tape); };
+  const HomeGrad grad = backward_experts(of_rows, rows, routed, plan, {std::move(saved_x), std::move(pre_activation)},
+                                         context, tape, shared);
   at::Tensor dx = sum_rows_of_tokens(grad.x, routed.home.of_tokens());
   gather_slices(dx);
   dx.add_(backward_router(rows, routed, grad.gates, context, tape));
   dx = dx.view(x.sizes());
-  if (parts_.shared.mlp) dx.add_(backward_shared(dy.clone(), x, ungated, context, tape));
+  if (of_shared.defined()) dx.add_(of_shared);
   return dx;
 }
 

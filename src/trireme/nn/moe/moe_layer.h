@@ -24,6 +24,7 @@
 // Depends on: base, comm, spec, kernels.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -95,8 +96,9 @@ class MoeLayer final : public UnaryLayer {
   at::Tensor router_bias(Context& context) const;
   RouterInput input_of(const Routed& routed, std::int64_t group, const Context& context) const;
   Routed route(TokenGroups groups, const at::Tensor& logits, const at::Tensor& bias, const Context& context);
-  /// Rows that all experts of a token get alike, in expert order: in eight bits on their way where the recipe says so.
-  at::Tensor dispatched(const Dispatch& dispatch, const at::Tensor& tokens) const;
+  /// Rows that all experts of a token get alike, on their way to expert order: in eight bits where the recipe says so.
+  PendingRows begin_dispatch(const Dispatch& dispatch, const at::Tensor& tokens) const;
+  at::Tensor dispatched(const Dispatch& dispatch, PendingRows pending, at::ScalarType type) const;
   /// Of hot experts in this step; null: none, or not in training.
   const ExpertCopies* copies(const Context& context);
   void tell_losses(const Routed& routed, Context& context) const;
@@ -106,14 +108,16 @@ class MoeLayer final : public UnaryLayer {
   /// [tokens, ..] with this rank's slice becomes whole.
   void gather_slices(at::Tensor& rows) const;
 
+  /// What a layer has to do beside its routed experts, done while their first rows are on their way.
+  using Meanwhile = std::function<void()>;
   /// Of the rows in home order.
   at::Tensor forward_experts(const at::Tensor& x, const Routed& routed, const DispatchPlan& plan, Context& context,
-                             Saved* saved);
+                             Saved* saved, const Meanwhile& meanwhile);
   struct HomeGrad {
     at::Tensor x, gates;
   };
   HomeGrad backward_experts(const at::Tensor& dy, const at::Tensor& x, const Routed& routed, const DispatchPlan& plan,
-                            const Saved& saved, Context& context, Tape& tape);
+                            const Saved& saved, Context& context, Tape& tape, const Meanwhile& meanwhile);
   at::Tensor forward_shared(const at::Tensor& x, Context& context, Tape* tape, at::Tensor& ungated);
   /// `dy` may be overwritten.
   at::Tensor backward_shared(at::Tensor dy, const at::Tensor& x, const at::Tensor& ungated, Context& context,

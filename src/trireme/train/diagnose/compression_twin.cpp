@@ -19,6 +19,7 @@
 #include "trireme/spec/parallel_config.h"
 #include "trireme/train/diagnose/twin_methods.h"
 #include "trireme/train/engine/feed.h"
+#include "trireme/train/engine/teacher.h"
 #include "trireme/train/engine/train_state.h"
 #include "trireme/train/engine/trainer.h"
 
@@ -76,6 +77,7 @@ class Twin {
   const spec::CompressConfig& config_;
   std::unique_ptr<data::Samples> samples_;
   std::unique_ptr<models::Model> model_;
+  std::unique_ptr<Teacher> teacher_;  // null without [distill]
   std::vector<std::unique_ptr<Feeder>> feeders_;
   std::vector<std::unique_ptr<optim::Optimizer>> optimizers_;  // one for each copy that drifts, else one
   std::vector<NamedTensors> weights_;                          // of copies that drift
@@ -105,6 +107,7 @@ Twin::Twin(const TwinRequest& request)
   models::BuildOptions build = build_options(recipe_);
   build.adapt = prepare.adapt;
   model_ = models::build(shape, build);
+  teacher_ = make_teacher(recipe_, shape, nn::single_rank(), at::kCPU);
   std::vector<std::string> names;
   for (const nn::Param& param : params()) names.push_back(param.name);
   prepare.freeze(params(), names);
@@ -192,6 +195,7 @@ std::vector<Twin::CopyStep> Twin::compute(double& learning_rate) {
       context.gradient_scale = scales.gradient;
       context.sample_scale = scales.sample;
       nn::Tensors inputs = feed(batch, context, model_->shape);
+      if (teacher_) teacher_->teach(inputs, context);
       nn::Tape tape;
       model_->forward(std::move(inputs), context, &tape);
       model_->backward(context, tape);

@@ -9,6 +9,7 @@
 #include "trireme/base/units.h"
 #include "trireme/plan/from_recipe.h"
 #include "trireme/train/diagnose/memory.h"
+#include "trireme/train/engine/teacher.h"
 
 namespace trireme::train {
 namespace {
@@ -25,7 +26,9 @@ double state_bytes(const spec::Recipe& recipe, const spec::ModelShape& shape, in
 }  // namespace
 
 double planned_host_bytes(const spec::Recipe& recipe, const spec::ModelShape& shape, int ranks, int local_ranks) {
-  const double state = state_bytes(recipe, shape, ranks) * local_ranks;
+  // Of a pipeline the last stage has the teacher.
+  const double teachers = teacher_bytes(recipe) * local_ranks / recipe.layout.pp;
+  const double state = state_bytes(recipe, shape, ranks) * local_ranks + teachers;
   // Each rank lists the samples of a step, and a pipeline its micro-batches: not for numbers of which no list can be
   // made.
   constexpr std::int64_t kMostRows = 1 << 24, kMostRowsOfStages = 1 << 14;
@@ -40,7 +43,7 @@ double planned_host_bytes(const spec::Recipe& recipe, const spec::ModelShape& sh
   spec::Recipe on_device = recipe;
   on_device.run.device = spec::DeviceKind::kCuda;
   const MemoryPlan plan = plan_memory(on_device, shape, ranks, recipe.data.seq_len);
-  return std::max(state, plan.together(local_ranks) + plan.host() * local_ranks);
+  return std::max(state, plan.together(local_ranks) + plan.host() * local_ranks + teachers);
 }
 
 void require_host_room(const spec::Recipe& recipe, const spec::ModelShape& shape, int ranks, int local_ranks,

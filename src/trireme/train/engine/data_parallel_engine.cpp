@@ -17,6 +17,7 @@
 #include "trireme/train/engine/feed.h"
 #include "trireme/train/engine/parallel_groups.h"
 #include "trireme/train/engine/step_graph.h"
+#include "trireme/train/engine/teacher.h"
 
 namespace trireme::train {
 namespace {
@@ -45,6 +46,7 @@ class DataParallelEngine final : public SingleStepEngine {
     for (std::size_t i = 0; i < model_->layers.size(); ++i) {
       model_->layers[i].layer = data_parallel_->wrap(std::move(model_->layers[i].layer), i);
     }
+    teacher_ = make_teacher(recipe, shape, parallel_groups_->parallel, parallel_groups_->device);
     if (recipe.train.layer_keep) dropped_layers_.emplace(recipe, shape, *model_);
     parts_.params = &data_parallel_->owned();
     parts_.mesh = &parallel_groups_->parallel.mesh;
@@ -183,6 +185,7 @@ class DataParallelEngine final : public SingleStepEngine {
     micro.inputs = feed(batch, micro.context, model_->shape);
     nn::take_tokens(micro.inputs, micro.context, parallel_groups_->parallel.tokens);
     move_to(parallel_groups_->device, micro.inputs, micro.context, model_->shape);
+    if (teacher_) teacher_->teach(micro.inputs, micro.context);
     return micro;
   }
   /// Forward and backward of a micro-batch.
@@ -232,6 +235,7 @@ class DataParallelEngine final : public SingleStepEngine {
   std::unique_ptr<models::Model> model_;
   std::unique_ptr<parallel::DataParallel> data_parallel_;
   std::optional<DroppedLayers> dropped_layers_;  // train.layer_keep only
+  std::unique_ptr<Teacher> teacher_;             // null without [distill]
   std::unique_ptr<StepGraph> graph_;             // train.cuda_graphs only
   std::int64_t activations_ = 0;
   nn::LossReducer loss_reducer_;

@@ -19,6 +19,7 @@
 #include "trireme/train/engine/feed.h"
 #include "trireme/train/engine/pipeline_split.h"
 #include "trireme/train/engine/pipeline_table.h"
+#include "trireme/train/engine/teacher.h"
 
 namespace trireme::train {
 namespace {
@@ -53,6 +54,7 @@ class DelayedEngine final : public MultiStepEngine {
         groups_(world, layout::Mesh({{"dp", 1}})),
         model_(models::build(shape, built_with(recipe, prepare))),
         cut_(cut(recipe, shape, length, world)),
+        teacher_(make_teacher(recipe, shape, nn::single_rank(), device_)),
         drain_every_(spec::steps_between_drains(recipe, /*asynchronous=*/true)) {
     TRIREME_CHECK(world.size() == 1, "delayed weights are computed on one rank, not {}", world.size());
     for (const nn::Param& param : model_->params) parts_.all_names.push_back(param.name);
@@ -81,6 +83,7 @@ class DelayedEngine final : public MultiStepEngine {
       nn::Context context = contexts();
       nn::Tensors inputs = feed(batch, context, model_->shape);
       move_to(device_, inputs, context, model_->shape);
+      if (teacher_) teacher_->teach(inputs, context);
       nn::Tape tape;
       model_->forward(std::move(inputs), context, &tape);
       model_->backward(context, tape);
@@ -116,6 +119,7 @@ class DelayedEngine final : public MultiStepEngine {
         pipeline::Micro micro{.context = work.contexts(/*loss_scale=*/1)};
         micro.inputs = feed(work.batches[i], micro.context, model_->shape);
         move_to(device_, micro.inputs, micro.context, model_->shape);
+        if (teacher_) teacher_->teach(micro.inputs, micro.context);
         delayed.add(micro, step * micros + static_cast<int>(i) % micros);  // pipelines side by side have their shares
         for (const nn::LossTerm& term : micro.context.losses) nn::add_term(sums.losses, term);
         sums.flops += micro.context.flops;
@@ -145,6 +149,7 @@ class DelayedEngine final : public MultiStepEngine {
         pipeline::Micro micro{.context = work.contexts(/*loss_scale=*/1)};
         micro.inputs = feed(work.batches[i], micro.context, model_->shape);
         move_to(device_, micro.inputs, micro.context, model_->shape);
+        if (teacher_) teacher_->teach(micro.inputs, micro.context);
         waves.add(micro, static_cast<int>(i) / law.minibatches,
                   step * law.minibatches + static_cast<int>(i) % law.minibatches);
         for (const nn::LossTerm& term : micro.context.losses) nn::add_term(sums.losses, term);
@@ -198,6 +203,7 @@ class DelayedEngine final : public MultiStepEngine {
   std::unique_ptr<parallel::DataParallel> data_parallel_;
   std::unique_ptr<models::Model> model_;
   PipelineCut cut_;
+  std::unique_ptr<Teacher> teacher_;  // null without [distill]
   std::int64_t drain_every_;
 };
 

@@ -64,7 +64,7 @@ PrepareParams preparation(const spec::Recipe& recipe, const spec::ModelShape& sh
       return;
     }
     checkpoint::InitReport report;
-    if (recipe.model.init_partial || recipe.model.init_resize_vocab) {
+    if (recipe.model.init_partial || recipe.model.init_resize_vocab || recipe.model.init_dense) {
       nn::initialise(params, recipe.precision.compute, static_cast<std::uint64_t>(recipe.run.seed), device);
       report = checkpoint::fill_what_fits(recipe.model, shape, params);
     } else {

@@ -10,6 +10,7 @@
 #include "trireme/base/error.h"
 #include "trireme/base/stopwatch.h"
 #include "trireme/device/tensor_buffer.h"
+#include "trireme/schedule/interleave.h"
 #include "trireme/spec/rules.h"
 #include "trireme/train/engine/feed.h"
 #include "trireme/train/engine/pipeline_table.h"
@@ -23,6 +24,19 @@ std::vector<std::string> names_of(const pipeline::Stage& stage) {
   std::vector<std::string> names;
   for (const pipeline::ParamHolders& held : stage.param_holders) names.push_back(held.param);
   return names;
+}
+
+/// Of each chunk.
+std::vector<int> mixtures_of(const models::Model& model, const pipeline::Split& split) {
+  std::vector<int> mixtures;
+  for (const pipeline::LayerRange& chunk : split) {
+    int& count = mixtures.emplace_back(0);
+    for (std::size_t entry = chunk.begin; entry < chunk.end; ++entry) {
+      count += static_cast<int>(std::ranges::count_if(
+          model.layers[entry].params, [](const nn::Param* param) { return param->name.ends_with(".router.weight"); }));
+    }
+  }
+  return mixtures;
 }
 
 /// In a walk that updates nothing weights stay as they are, whatever its schedule would predict.
@@ -50,7 +64,7 @@ bool runs_several_steps(const spec::Recipe& recipe) {
 double busy_seconds(const pipeline::RunReport& report) {
   double busy_s = 0;
   for (const pipeline::ExecutedInstruction& span : report.spans) {  // passes come first among the operations
-    if (span.instruction.op <= schedule::Op::kForwardBackward) {
+    if (schedule::is_pass(span.instruction.op)) {
       busy_s += std::chrono::duration<double>(span.end - span.start).count();
     }
   }
@@ -87,6 +101,8 @@ StagedModel::StagedModel(const spec::Recipe& recipe, const spec::ModelShape& sha
                     .length = length,
                     .world = world,
                     .pipeline = &pipeline_});
+  if (shape.experts.used() && recipe.layout.ep > 1 && recipe.pipeline.overlap_experts && !runs_several_steps(recipe))
+    mixtures_ = mixtures_of(*models::build(shape, of_whole), cut_.split);
   const schedule::Schedule table = make_table(micros, steps);
   stage_ = pipeline::build_stage({.shape = shape,
                                   .table = table,
@@ -97,6 +113,8 @@ StagedModel::StagedModel(const spec::Recipe& recipe, const spec::ModelShape& sha
   for (int chunk = 0; chunk < table.chunks(); ++chunk) {
     holders_.push_back(schedule::holders_of(table, chunk).front());
   }
+  if (std::ranges::find(stage_.model->layers, "head", &models::NamedLayer::name) != stage_.model->layers.end())
+    teacher_ = make_teacher(recipe, shape, parallel_groups_->parallel, parallel_groups_->device);
   prepare.freeze(stage_.model->params, names_of(stage_));
   data_parallel_ = std::make_unique<parallel::DataParallel>(
       pipeline::units_of(stage_), stage_.model->params, *parallel_groups_->groups,
@@ -216,6 +234,7 @@ pipeline::Micro StagedModel::micro_of(data::Batch& batch, const MakeContext& con
   micro.inputs = feed(batch, micro.context, stage_.model->shape);
   nn::take_tokens(micro.inputs, micro.context, parallel_groups_->parallel.tokens);
   move_to(parallel_groups_->device, micro.inputs, micro.context, stage_.model->shape);
+  if (teacher_) teacher_->teach(micro.inputs, micro.context);
   return micro;
 }
 
@@ -312,8 +331,10 @@ std::string StagedModel::first_not_finite(std::vector<data::Batch>& batches, con
 }
 
 schedule::Schedule StagedModel::make_table(int micros, int steps) const {
-  return cut_.stage_ranks.empty() ? pipeline_table(recipe_, micros, steps)
-                                  : replicated_table(recipe_, cut_.stage_ranks, micros, steps);
+  const schedule::Schedule table = cut_.stage_ranks.empty()
+                                       ? pipeline_table(recipe_, micros, steps)
+                                       : replicated_table(recipe_, cut_.stage_ranks, micros, steps);
+  return mixtures_.empty() ? table : schedule::interleave_pairs(table, mixtures_);
 }
 
 pipeline::Executor& StagedModel::executor_for(int micros) {

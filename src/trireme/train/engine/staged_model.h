@@ -19,6 +19,7 @@
 #include "trireme/train/engine/engine.h"
 #include "trireme/train/engine/parallel_groups.h"
 #include "trireme/train/engine/pipeline_split.h"
+#include "trireme/train/engine/teacher.h"
 
 namespace trireme::train {
 
@@ -69,7 +70,9 @@ class StagedModel {
   nn::LossReducer loss_reducer_;
   Share share_;
   PipelineCut cut_;
+  std::vector<int> mixtures_;  // by chunk, where rows travel between ranks and a step's pairs are in parts
   pipeline::Stage stage_;
+  std::unique_ptr<Teacher> teacher_;  // of [distill], where the head is
   std::unique_ptr<parallel::DataParallel> data_parallel_;
   std::optional<DroppedLayers> dropped_layers_;            // train.layer_keep only
   std::vector<std::unique_ptr<comm::Group>> tied_groups_;  // of first_micro()

@@ -232,7 +232,10 @@ std::int64_t TrainingRun::begin_anew(const std::vector<formats::DamagedCheckpoin
 
 void TrainingRun::build(std::int64_t from_step) {
   trained_ = recipe_;
-  if (from_step >= 0) trained_.model.init_from.reset();  // the checkpoint has the weights
+  if (from_step >= 0) {  // the checkpoint has the weights
+    trained_.model.init_from.reset();
+    trained_.model.init_partial = trained_.model.init_resize_vocab = trained_.model.init_dense = false;
+  }
   const spec::ModelShape shape = *spec::shape_of(recipe_.model);
   samples_ = data::open_samples(recipe_, data::Split::kTrain);
   if (recipe_.eval.every > 0) {

@@ -80,6 +80,8 @@ spec::Recipe effective_recipe(const RunRequest& request, const spec::ModelShape&
   if (given.init_from) recipe.model.init_from = fs::absolute(*given.init_from).string();
   recipe.model.init_partial = given.init_partial;
   recipe.model.init_resize_vocab = given.init_resize_vocab;
+  recipe.model.init_dense = given.init_dense;
+  if (recipe.distill.used()) recipe.distill.teacher = fs::absolute(recipe.distill.teacher).lexically_normal().string();
   if (!recipe.train.threads) {
     recipe.train.threads = std::max(1, usable_cores() / std::max(1, request.local_ranks));
   }
