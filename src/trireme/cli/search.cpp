@@ -72,11 +72,29 @@ struct SearchResults {
   std::vector<pg::Found> found;  // fastest that fits first
 };
 
+/// A profile of another graph, batch or number of ranks would change nothing, and nobody would see it.
+void refuse_other_profile(const SearchResults& results, const SearchCommandOptions& options) {
+  if (!results.pricing.profile()) return;
+  const pg::Strategy strategy = pg::data_parallel(results.both, results.pricing.mesh());
+  const pg::Lowering lowering = pg::lower(results.both, strategy);
+  for (std::size_t i = 0; i < results.both.ops.size(); ++i) {
+    const pg::Op& op = results.both.ops[i];
+    const std::string key = pg::profile_key(results.both, op, iteration_space(results.both, op), lowering.degrees[i]);
+    if (results.pricing.profile()->of(key)) return;
+  }
+  throw ConfigError(
+      fmt::format("{} has no operator of {} on {} devices", options.profile, results.both.name,
+                  results.pricing.mesh().ranks()),
+      fmt::format("measure them: trireme graph profile {} --batch {} --ranks {} -o {}", options.graphs,
+                  results.both.size(pg::sample_dim(results.both)), results.pricing.mesh().ranks(), options.profile));
+}
+
 SearchResults run_methods(const std::string& name, const SearchTask& task, const SearchCommandOptions& options) {
   SearchResults results{pg::with_backward(pg::open_graph(name, options.batch)),
                         pg::Pricing(task.hardware, pg::factored_mesh(task.gpus), arithmetic_of(task.hardware),
                                     task.profile ? &*task.profile : nullptr),
                         {}};
+  refuse_other_profile(results, options);
   const pg::SearchLimits limits{.memory_bytes = task.hardware.memory_bytes(), .seconds = options.seconds};
   for (const std::string& method : task.methods) {
     if (auto found = pg::search(method, results.both, results.pricing, limits))
