@@ -76,7 +76,8 @@ void exchange(comm::Mailbox& mailbox, Times& times) {
   const std::vector<ps::Segment> all{{0, kKeys}};
   client.wait(client.push({all, values, 0.1}));  // first touch of the server's memory
   for (int round = 0; round < kRounds; ++round) {
-    push.push_back(seconds_of([&] { client.wait(client.push({all, values, 0.1})); }));
+    std::vector<std::byte> pushed = values;
+    push.push_back(seconds_of([&] { client.wait(client.push({all, std::move(pushed), 0.1})); }));
     pull.push_back(seconds_of([&] { client.take(client.pull({all})); }));
   }
   client.leave();
