@@ -8,6 +8,7 @@
 #include "trireme/cost/group_time.h"
 #include "trireme/cost/roofline.h"
 #include "trireme/plan/makespan.h"
+#include "trireme/spec/rules.h"
 
 namespace trireme::plan {
 namespace {
@@ -250,9 +251,14 @@ double pipeline_closed_form(const ParallelConfig& config, std::int64_t micros, c
 double pipeline_replayed(const Job& job, const ParallelConfig& config, const LayerPasses& passes,
                          ScheduleCache& schedules) {
   const std::int64_t micros = config.micros(job.batch);
+  const std::size_t splits = spec::worker_splits(config.pipeline.split).size();
   const auto seconds = [&](const schedule::Schedule& table) {
-    const auto chunks = spec::chunk_shares(job.shape, config.pipeline, table.chunks());
-    return makespan(table, pass_times(passes, table, chunks), passes.hidden_message);
+    double slowest = 0;  // of virtual workers, which wait for each other
+    for (std::size_t worker = 0; worker < splits; ++worker) {
+      const auto chunks = spec::chunk_shares(job.shape, config.pipeline, table.chunks(), static_cast<int>(worker));
+      slowest = std::max(slowest, makespan(table, pass_times(passes, table, chunks), passes.hidden_message));
+    }
+    return slowest;
   };
   if (!is_asynchronous(config)) return seconds(schedules.table(config, micros));
   const int steps = steps_to_settle(config, micros);

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "trireme/pipeline/executor.h"
+#include "trireme/pipeline/waves.h"
 #include "trireme/train/engine/engine.h"
 #include "trireme/train/engine/parallel_groups.h"
 #include "trireme/train/engine/pipeline_split.h"
@@ -48,11 +49,14 @@ class StagedModel {
   /// Ranks that hold this stage or parts of it, in this pipeline and in others; null: no other does. On all ranks of
   /// the world together when first asked.
   comm::Group* stage_ranks();
+  /// Virtual workers (HetPipe): over whom this rank sums which parameters of its chunk.
+  std::vector<pipeline::WaveShare> wave_shares();
   /// What the ranks of a pipeline found in each step, which all of them have, becomes the sums over all ranks.
   void sum_over_pipelines(std::span<std::vector<nn::LossTerm>> losses, std::span<double> flops);
 
  private:
   std::map<int, Engine::Passes> passes() const;
+  void form_wave_groups(const schedule::Schedule& table, const models::BuildOptions& build);
   using Look = std::function<void(int chunk, const nn::Tensors& outputs)>;
   pipeline::Executor& executor_for(int micros);
   void walk_forward(pipeline::Micro& micro, const Look& look);
@@ -65,6 +69,9 @@ class StagedModel {
   Share share_;
   PipelineCut cut_;
   pipeline::Stage stage_;
+  /// Where virtual workers have splits of their own: the ranks that have a parameter, one of each, by their stages.
+  std::map<std::vector<int>, std::unique_ptr<comm::Group>> wave_groups_;
+  std::map<std::string, std::vector<int>> wave_stages_;  // of this rank's parameters: by virtual worker
   std::unique_ptr<parallel::DataParallel> data_parallel_;
   std::vector<int> holders_;                  // by chunk: the first rank of the pipeline that holds it
   std::map<int, schedule::Schedule> tables_;  // by micros of a step
