@@ -171,6 +171,7 @@ std::vector<observe::NamedQueue> RunFiles::take_queues() {
   if (const auto prefetch = parts_.trainer.prefetch_queue()) now.push_back({.name = "prefetch", .reading = *prefetch});
   now.push_back({.name = "works", .reading = parts_.rank.queue()});
   now.push_back({.name = "checkpoint", .reading = parts_.saving.queue()});
+  for (observe::NamedQueue& queue : parts_.trainer.driver().queues()) now.push_back(std::move(queue));
   std::vector<observe::NamedQueue> since = now;
   for (observe::NamedQueue& queue : since) {
     const auto before = std::ranges::find(queues_, queue.name, &observe::NamedQueue::name);
