@@ -112,6 +112,42 @@ TEST(PsQueues, WithoutABoundOnOpenClocksAQueueGrows) {
   EXPECT_GT(tasks(240), 2 * tasks(60));
 }
 
+/// Of what the link carries: a push ends when its last part is acknowledged, a pull when its last part is there.
+TEST(PsQueues, PushAndPullTakeFourFifthsOfALinksBandwidth) {
+  constexpr double kBytesPerSecond = 20e6;
+  constexpr std::uint64_t kKeys = 1 << 20;  // 8 MB of doubles: 0.4 s
+  double push_s = 0, pull_s = 0;
+  comm::run_thread_mailboxes(
+      3, {.latency = 200us, .bytes_per_second = kBytesPerSecond, .credit_bytes = 64 << 20},
+      [&](comm::Mailbox& mailbox) {
+        if (mailbox.address() == 0) {
+          Manager manager({.address = 0, .servers = {1}, .workers = {2}});
+          return manage(mailbox, manager);
+        }
+        if (mailbox.address() == 1) {
+          Server server({.address = 1, .keys = kKeys}, make_sgd_rule());
+          serve(mailbox, server, 0);
+          return;
+        }
+        Client client(mailbox, {.address = 2, .keys = kKeys, .part_bytes = 1 << 20});
+        const std::vector<double> gradient(kKeys, 1.0);
+        const auto seconds = [](const auto& body) {
+          const auto begin = std::chrono::steady_clock::now();
+          body();
+          return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+        };
+        client.take(client.pull({{{0, 1}}}));  // the view is here
+        auto values = to_bytes(std::span(gradient));
+        push_s = seconds([&] { client.wait(client.push({{{0, kKeys}}, std::move(values), 0.1})); });
+        pull_s = seconds([&] { client.take(client.pull({{{0, kKeys}}})); });
+        client.leave();
+      });
+  const double least = 8.0 * kKeys / kBytesPerSecond;
+  EXPECT_LE(push_s, least / 0.8);
+  EXPECT_LE(pull_s, least / 0.8);
+  EXPECT_GE(push_s, 0.99 * least) << "or it was not all sent";
+}
+
 TEST(PsQueues, ClocksGoByFasterTheLessTheyWaitOnLinksWithJitter) {
   constexpr comm::ThreadMail kJittered{.latency = 300us, .jitter = 900us, .seed = 5};
   const auto run = [&](std::uint64_t tau) { return run_flood({.clocks = 120, .tau = tau, .links = kJittered}); };

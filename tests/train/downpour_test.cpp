@@ -79,8 +79,8 @@ TEST(Downpour, FiltersSendLessAndTheTwinHoldsBackTheSame) {
       EXPECT_LT(report.twin_difference.value(), 1e-9)
           << "encoding " << static_cast<int>(filters.encoding) << ", significant " << filters.significant << ", skip "
           << filters.skip;
-      if (filters.encoding == ps::Encoding::kFixed16) {
-        EXPECT_LT(report.sent_bytes, 0.35 * static_cast<double>(plain.sent_bytes));
+      if (filters.encoding == ps::Encoding::kFixed16) {  // a quarter, but for the first weights and the keys
+        EXPECT_LT(report.sent_bytes, 0.5 * static_cast<double>(plain.sent_bytes));
       }
       EXPECT_LT(report.sent_bytes, plain.sent_bytes + (filters.keeps_all() ? 1 : plain.sent_bytes));
       EXPECT_LT(report.final_loss, 1.05 * plain.final_loss) << "it learns all the same";
@@ -134,12 +134,16 @@ TEST(DownpourRanks, CompressionWithoutLossChangesNoBit) {
   recipe.downpour.encoding = spec::PushEncoding::kZstd;
   const auto found = weights_after(recipe, 4);
   for (std::size_t i = 0; i < found.size(); ++i) EXPECT_TRUE(found[i].equal(expected[i])) << i;
+  // Rounded gradients are near the others; with Adagrad's first steps, which have the size of the rate however small
+  // the gradient is, weights would not be.
+  recipe = ranks_recipe(spec::OptimizerKind::kSgd, 1, 4);
+  const auto exact = weights_after(recipe, 4);
   recipe.downpour.encoding = spec::PushEncoding::kFixed16;
   const auto rounded = weights_after(recipe, 4);
   bool other = false;
   for (std::size_t i = 0; i < rounded.size(); ++i) {
-    other = other || !rounded[i].equal(expected[i]);
-    EXPECT_TRUE(rounded[i].allclose(expected[i], 1e-2, 1e-3)) << i;
+    other = other || !rounded[i].equal(exact[i]);
+    EXPECT_TRUE(rounded[i].allclose(exact[i], 1e-3, 1e-5)) << i;
   }
   EXPECT_TRUE(other);
 }
