@@ -132,6 +132,9 @@ int main(int argc, char** argv) {
           recipe.layout.dp_batch_weights = {options.slow, options.slow, 1, 1};
         }));
   print("FlexRR: work stealing", best([](spec::Recipe& recipe) { recipe.train.work_stealing = true; }));
-  print("Downpour SGD", best([](spec::Recipe& recipe) { recipe.train.mode = spec::TrainMode::kDownpour; }));
+  print("Downpour SGD", best([](spec::Recipe& recipe) {
+          recipe.train.mode = spec::TrainMode::kDownpour;
+          recipe.downpour.tau = 1;  // a push hides behind the next part
+        }));
   return 0;
 }

@@ -132,6 +132,63 @@ void mail(Rank& rank) {
   std::fflush(stdout);
 }
 
+/// Mail between all mailboxes, two a rank, over what carries collectives, which go on beside it; twice, since addresses
+/// may be given again. Every letter once, in order, and no queue longer than the credit allows.
+void letters(Rank& rank) {
+  constexpr std::uint64_t kLetters = 200;
+  constexpr MailLimits kLimits{.credit_bytes = 256 << 10, .window_bytes = 64 << 10};
+  const int ranks = rank.ranks();
+  for (int round = 0; round < 2; ++round) {
+    const auto exchange = [&](int address) {
+      const auto mailbox =
+          make_process_mailbox(rank.control(), {.address = address, .limits = kLimits, .deadline = 60s, .linger = 5s});
+      std::vector<std::uint64_t> taken(static_cast<std::size_t>(2 * ranks));
+      std::uint64_t all = 0;
+      const auto take = [&](const Mail& letter) {
+        std::uint64_t number = 0;
+        std::memcpy(&number, letter.bytes.data(), sizeof number);
+        const std::size_t bytes = letter.bytes.size();
+        const bool whole = bytes == 8 + number % 9 * 9'000 && (bytes == 8 || letter.bytes.back() == std::byte{7});
+        if (number != taken[static_cast<std::size_t>(letter.from)]++ || !whole)
+          throw Error("a letter is missing, came twice or is not what was sent");
+        ++all;
+      };
+      for (std::uint64_t i = 0; i < kLetters; ++i) {
+        std::vector<std::byte> letter(8 + i % 9 * 9'000, std::byte{7});
+        std::memcpy(letter.data(), &i, sizeof i);
+        for (int to = 0; to < 2 * ranks; ++to) {
+          while (!mailbox->try_post(to, 0, 0, letter)) {
+            if (const auto here = mailbox->receive_for(5ms)) take(*here);
+          }
+        }
+      }
+      while (all < kLetters * taken.size()) take(mailbox->receive());
+      const QueueReading queue = mailbox->queue();
+      if (queue.arrivals != queue.departures || queue.arrivals != static_cast<std::int64_t>(all))
+        throw Error("the meter of a mailbox counts other mail than was taken");
+      if (std::abs(queue.length() - queue.rate() * queue.wait()) > 0.05 * queue.length() + 1e-3)
+        throw Error("the meter of a mailbox contradicts Little's law");
+      if (queue.length() * 8 > static_cast<double>(2 * ranks) * (256 << 10)) throw Error("a queue beyond its credit");
+    };
+    std::exception_ptr failure;
+    std::thread other([&] {
+      try {
+        exchange(ranks + rank.rank());
+      } catch (...) {
+        failure = std::current_exception();
+      }
+    });
+    std::thread calls([&] {
+      for (int i = 0; i < 20; ++i) sum(rank, 100'000, Algorithm::kAuto);
+    });
+    exchange(rank.rank());
+    other.join();
+    calls.join();
+    if (failure) std::rethrow_exception(failure);
+    rank.world().barrier().wait();
+  }
+}
+
 }  // namespace
 
 int main(int count, char** arguments) {
@@ -165,6 +222,7 @@ int main(int count, char** arguments) {
        }},
       {"throws", [&](Rank& rank) { throws(rank, algorithm); }},
       {"mail", [](Rank& rank) { mail(rank); }},
+      {"letters", [](Rank& rank) { letters(rank); }},
   };
   RanksOptions options;
   options.comm.flight_directory = "";

@@ -36,6 +36,23 @@ class Sequential {
     if (!held.layer) held.layer = make(), held.params = held.layer->initial(options_.seed, name);
     return held;
   }
+  Held& replica_of(const std::string& name, int replica, const std::function<std::unique_ptr<Layer>()>& make) {
+    Held& held = layers_[replica == 0 ? name : name + "#" + std::to_string(replica)];
+    if (!held.layer) held.layer = make(), held.params = held.layer->initial(options_.seed, name);
+    return held;
+  }
+  void average(const std::string& name, int replicas) {
+    Payload mean(layers_.at(name).params.size(), 0.0);
+    const auto each = [&](const auto& body) {
+      for (int replica = 0; replica < replicas; ++replica)
+        body(layers_.at(replica == 0 ? name : name + "#" + std::to_string(replica)).params);
+    };
+    each([&](const Payload& params) {
+      for (std::size_t i = 0; i < mean.size(); ++i) mean[i] += params[i];
+    });
+    for (double& number : mean) number /= replicas;
+    each([&](Payload& params) { params = mean; });
+  }
   static void update(Held& held, std::map<int, Payload> by_position, const UpdateRule& rule) {
     for (auto& [position, gradient] : by_position) held.waiting.push_back(std::move(gradient));
     if (static_cast<int>(held.waiting.size()) < rule.min_update_frequency) return;
@@ -57,10 +74,11 @@ class Sequential {
     return gradient;
   }
 
-  void list(const Sequence& one) {
+  /// `replica`: which cell of several it meets.
+  void list(const Sequence& one, int replica = 0) {
     const int hidden = options_.hidden;
     Held& embedding = layer("embedding", [&] { return make_embedding(kListTokens, hidden); });
-    Held& cell = layer("list/cell", [&] { return make_linear(2 * hidden, hidden, true); });
+    Held& cell = replica_of("list/cell", replica, [&] { return make_linear(2 * hidden, hidden, true); });
     Held& head = layer("list/head", [&] { return make_linear(hidden, kListClasses, false); });
     Payload h(static_cast<std::size_t>(hidden), 0.0), of_head;
     std::vector<Payload> of_words(one.tokens.size()), of_cells(one.tokens.size());
@@ -131,7 +149,7 @@ class Sequential {
   }
 
   void expect_equal(const Task& task, const std::string& what) const {
-    for (const Transform* node : task.graph.transforms()) {
+    for (const Transform* node : task.graph.transforms()) {  // replicas have one name, and the same numbers
       EXPECT_EQ(node->params(), layers_.at(node->name()).params) << what << ": " << node->name();
       EXPECT_EQ(node->staleness(), 0) << what << ": " << node->name();
     }
@@ -218,6 +236,78 @@ TEST(AmpNet, ThroughputRisesWithKeysUntilTheSlowestWorkerIsBusy) {
     busiest = result.busiest();
   }
   EXPECT_GT(busiest, 0.9);
+}
+
+/// Each replica takes the instances of its turn; after an epoch all go on from their mean.
+TEST(AmpNet, ReplicasOfACellAreSequentialSgdOfTheirInstancesAveragedAfterAnEpoch) {
+  constexpr int kReplicas = 3;
+  const ModelOptions options{.hidden = 5, .replicas = kReplicas, .update = {0.05, 1}, .seed = 4};
+  const auto sequences = make_list_reduction(13, 6);
+  Sequential reference(options);
+  for (int epoch = 0; epoch < 2; ++epoch) {
+    for (std::size_t i = 0; i < sequences.size(); ++i) reference.list(sequences[i], static_cast<int>(i) % kReplicas);
+    reference.average("list/cell", kReplicas);
+  }
+  const RunOptions one_key{.instances = in_order(13), .max_active_keys = 1};
+  const auto check = [&](const std::string& what, const auto& run) {
+    const auto task = make_list_task(sequences, options);
+    ASSERT_EQ(task->replicas.size(), 1U);
+    ASSERT_EQ(task->replicas.front().size(), static_cast<std::size_t>(kReplicas));
+    run(*task);
+    EXPECT_NE(task->replicas.front()[0]->params(), task->replicas.front()[1]->params()) << "each has its own updates";
+    average_replicas(*task);
+    run(*task);
+    average_replicas(*task);
+    reference.expect_equal(*task, what);
+  };
+  check("virtual", [&](Task& task) { run_virtual(task.graph, task.source, one_key, kUnit); });
+  check("threads", [&](Task& task) { run_threads(task.graph, task.source, one_key); });
+  check("seeded", [&](Task& task) { run_seeded(task.graph, task.source, one_key, 5); });
+}
+
+TEST(AmpNet, ReplicasTakeTheWorkOfTheBusiestNode) {
+  const VirtualTimes times{
+      .service = [](const Graph& graph, int node, bool) { return graph.name_of(node) == "list/cell" ? 6.0 : 0.05; },
+      .link = 0.5};
+  const auto throughput = [&](int replicas) {
+    const auto task =
+        make_list_task(make_list_reduction(200, 5), {.hidden = 4, .replicas = replicas, .update = {}, .seed = 5});
+    return run_virtual(task->graph, task->source, {.instances = in_order(task->instances()), .max_active_keys = 64},
+                       times)
+        .throughput(task->instances());
+  };
+  const double one = throughput(1);
+  EXPECT_GT(throughput(2), 1.8 * one);
+  EXPECT_GT(throughput(4), 3.2 * one);
+}
+
+/// Little's law for every worker's queue, in virtual time to rounding and on threads: L = lambda W, and L is bounded by
+/// what is in flight.
+TEST(AmpNet, MetersOfEveryQueueAgreeWithLittlesLawAndAreBounded) {
+  const auto task = make_mixed_task(make_list_reduction(40, 2), make_trees(40, 2), {.hidden = 4, .seed = 2});
+  double before = 0;
+  for (const int keys : {1, 4, 16}) {
+    const RunOptions options{.instances = in_order(task->instances()), .max_active_keys = keys};
+    const auto ran = run_virtual(task->graph, task->source, options, kUnit);
+    ASSERT_EQ(ran.queues.size(), static_cast<std::size_t>(task->graph.workers()));
+    double longest = 0;
+    std::int64_t arrivals = 0;
+    for (const QueueReading& queue : ran.queues) {
+      EXPECT_EQ(queue.arrivals, queue.departures) << "nothing is left in a queue";
+      EXPECT_NEAR(queue.length(), queue.rate() * queue.wait(), 1e-6 * (1 + queue.length()));
+      longest = std::max(longest, queue.length());
+      arrivals += queue.arrivals;
+    }
+    EXPECT_EQ(arrivals, ran.messages);
+    EXPECT_LE(longest, keys * 15) << "instances in flight x the messages of one";
+    EXPECT_GE(longest, before);
+    before = longest;
+    for (const QueueReading& queue : run_threads(task->graph, task->source, options).queues) {
+      EXPECT_EQ(queue.arrivals, queue.departures);
+      // Two clocks are read for each message, so the two measurements differ by what passes between them.
+      EXPECT_NEAR(queue.length(), queue.rate() * queue.wait(), 0.05 * queue.length() + 1e-3);
+    }
+  }
 }
 
 TEST(AmpNet, LearnsListsAndTreesWithManyKeys) {

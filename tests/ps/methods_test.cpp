@@ -15,6 +15,7 @@
 #include "trireme/comm/mailbox_threads.h"
 #include "trireme/ps/consistency.h"
 #include "trireme/ps/lasso.h"
+#include "trireme/ps/logistic.h"
 #include "trireme/ps/sandblaster.h"
 
 namespace trireme::ps {
@@ -118,10 +119,12 @@ double portion_loss(int portion, std::span<const double> weights, std::span<doub
 TEST(Sandblaster, OnShardsIsTheSingleProcess) {
   constexpr std::uint64_t kKeys = 37;
   const std::vector<double> start(kKeys, 0.5);
-  for (const int servers : {1, 3}) {
-    SandblasterOptions options{
-        .servers = servers, .replicas = 2, .portions = 6, .lbfgs = {.history = 4, .iterations = 20, .tolerance = 1e-9}};
-    LocalVectors local(kKeys, lbfgs_slots(4), 6, portion_loss);
+  for (const auto& [servers, history] : {std::pair{1, 4}, {3, 4}, {3, 10}}) {
+    SandblasterOptions options{.servers = servers,
+                               .replicas = 2,
+                               .portions = 6,
+                               .lbfgs = {.history = history, .iterations = 20, .tolerance = 1e-9}};
+    LocalVectors local(kKeys, lbfgs_slots(history), 6, portion_loss);
     local.slot(kWeightSlot) = start;
     const LbfgsReport single = minimize_lbfgs(local, options.lbfgs);
     SandblasterResult result;
@@ -140,6 +143,47 @@ TEST(Sandblaster, OnShardsIsTheSingleProcess) {
     EXPECT_EQ(std::accumulate(result.portions_of.begin(), result.portions_of.end(), std::int64_t{0}),
               6 * result.report.evaluations);
   }
+}
+
+/// Logistic regression with the paper's ten pairs: its gradient is that of differences, its minimum has none, and
+/// shards give what one process gives.
+TEST(Sandblaster, LogisticRegressionOnShardsIsTheSingleProcess) {
+  const formats::SparseSamples samples = sparse_samples(120, 30);
+  constexpr int kPortions = 24;
+  const PortionLoss loss = logistic_portions(samples, 0.5, kPortions);
+  const auto whole = [&](std::span<const double> weights, std::span<double> gradient) {
+    double sum = 0;
+    for (int portion = 0; portion < kPortions; ++portion) sum += loss(portion, weights, gradient);
+    return sum;
+  };
+  std::vector<double> at(30), gradient(30), ignored(30);
+  for (std::size_t i = 0; i < at.size(); ++i) at[i] = 0.1 * static_cast<double>(i) - 1;
+  whole(at, gradient);
+  for (const std::size_t i : {0, 7, 29}) {
+    const double kept = at[i], step = 1e-6;
+    at[i] = kept + step;
+    const double above = whole(at, ignored);
+    at[i] = kept - step;
+    EXPECT_NEAR((above - whole(at, ignored)) / (2 * step), gradient[i], 1e-6) << i;
+    at[i] = kept;
+  }
+  SandblasterOptions options{.servers = 3,
+                             .replicas = 3,
+                             .portions = kPortions,
+                             .lbfgs = {.history = 10, .iterations = 60, .tolerance = 1e-6}};
+  const std::vector<double> start(30);
+  LocalVectors local(30, lbfgs_slots(10), kPortions, loss);
+  const LbfgsReport single = minimize_lbfgs(local, options.lbfgs);
+  SandblasterResult result;
+  comm::run_thread_mailboxes(sandblaster_mailboxes(options), {},
+                             [&](comm::Mailbox& mailbox) { run_sandblaster(mailbox, options, start, loss, result); });
+  EXPECT_TRUE(result.report.converged);
+  EXPECT_NEAR(result.report.loss, single.loss, 1e-12 * single.loss);
+  for (std::size_t i = 0; i < start.size(); ++i) EXPECT_NEAR(result.weights[i], local.slot(kWeightSlot)[i], 1e-12) << i;
+  EXPECT_GT(logistic_accuracy(samples, result.weights), 0.8);
+  std::vector<double> rest(30);
+  whole(result.weights, rest);
+  for (const double each : rest) EXPECT_NEAR(each, 0, 1e-6);
 }
 
 TEST(Sandblaster, TwoSumKeepsWhatADoubleLoses) {
@@ -165,9 +209,9 @@ TEST(Portions, OneReplicaTenTimesSlowCostsLittleWithBackupTasks) {
   EXPECT_GE(batch_seconds(kPortions, seconds, false), 5 * balanced);
 }
 
-/// On threads that run beside each other: one of four replicas sleeps ten times as long over each portion.
+/// On threads that run beside each other: one of eight replicas sleeps ten times as long over each portion.
 TEST(Sandblaster, OneSlowReplicaCostsLittleWithBackupTasksAndMuchWithout) {
-  constexpr int kReplicas = 4, kPortions = kReplicas * kPortionsPerReplica;
+  constexpr int kReplicas = 8, kPortions = kReplicas * 25;
   const auto seconds_with = [&](bool backup, int slow_times, int portions) {
     SandblasterOptions options{.servers = 1,
                                .replicas = kReplicas,
@@ -178,7 +222,7 @@ TEST(Sandblaster, OneSlowReplicaCostsLittleWithBackupTasksAndMuchWithout) {
     const auto loss = [&](int portion, std::span<const double> weights, std::span<double> gradient) {
       thread_local int number = -1;
       if (number < 0) number = replicas++;
-      const auto each = std::chrono::microseconds(2000 * kPortions / portions);
+      const auto each = std::chrono::microseconds(8000 * kPortions / portions);
       std::this_thread::sleep_for(number == 0 ? slow_times * each : each);
       return portion_loss(portion, weights, gradient);
     };
@@ -196,7 +240,7 @@ TEST(Sandblaster, OneSlowReplicaCostsLittleWithBackupTasksAndMuchWithout) {
   fmt::print("a batch: balanced {:.3f} s, with a slow replica {:.3f} s ({:.2f}x), in fixed shares {:.3f} s ({:.2f}x)\n",
              balanced, helped, helped / balanced, alone, alone / balanced);
   EXPECT_GE(alone, 5 * balanced);
-  EXPECT_LE(helped, 1.45 * balanced);  // 1.3 by count of portions; the rest is for a busy machine
+  EXPECT_LE(helped, 1.3 * balanced);  // 8 / 7.1 = 1.13 is what so many replicas can do
 }
 
 TEST(Portions, EachCountsOnceAndFreshOnesGoFirst) {

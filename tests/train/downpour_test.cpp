@@ -61,6 +61,33 @@ TEST(Downpour, ReplicasAreWhatTheirJournalSaysInEveryOrderOfMessages) {
   }
 }
 
+/// Filters change what travels, and the journal still says what came of it.
+TEST(Downpour, FiltersSendLessAndTheTwinHoldsBackTheSame) {
+  const spec::Recipe recipe = downpour_recipe(spec::OptimizerKind::kSgd, 6);
+  const auto run = [&](const ps::Filters& filters, int n_push) {
+    return run_downpour(
+        recipe,
+        {.replicas = 2, .servers = 2, .n_push = n_push, .tau = 1, .seed = 5, .verify = true, .filters = filters});
+  };
+  for (const int n_push : {1, 2}) {
+    const DownpourReport plain = run({}, n_push);
+    for (const ps::Filters& filters :
+         {ps::Filters{.encoding = ps::Encoding::kZstd}, ps::Filters{.encoding = ps::Encoding::kFixed16},
+          ps::Filters{.significant = 1e-2}, ps::Filters{.skip = 0.5, .seed = 3},
+          ps::Filters{.encoding = ps::Encoding::kFixed16, .significant = 1e-2, .skip = 0.3, .seed = 4}}) {
+      const DownpourReport report = run(filters, n_push);
+      EXPECT_LT(report.twin_difference.value(), 1e-9)
+          << "encoding " << static_cast<int>(filters.encoding) << ", significant " << filters.significant << ", skip "
+          << filters.skip;
+      if (filters.encoding == ps::Encoding::kFixed16) {  // a quarter, but for the first weights and the keys
+        EXPECT_LT(report.sent_bytes, 0.5 * static_cast<double>(plain.sent_bytes));
+      }
+      EXPECT_LT(report.sent_bytes, plain.sent_bytes + (filters.keeps_all() ? 1 : plain.sent_bytes));
+      EXPECT_LT(report.final_loss, 1.05 * plain.final_loss) << "it learns all the same";
+    }
+  }
+}
+
 TEST(Downpour, OnRealThreadsToo) {
   const DownpourReport report = run_downpour(downpour_recipe(spec::OptimizerKind::kAdagrad, 6),
                                              {.replicas = 2, .servers = 2, .tau = ps::kEventual, .verify = true});
@@ -100,14 +127,42 @@ TEST(DownpourRanks, OneReplicaIsSerialTrainingBitForBit) {
   }
 }
 
+/// Lossless filters change no bit: one replica, sequential.
+TEST(DownpourRanks, CompressionWithoutLossChangesNoBit) {
+  spec::Recipe recipe = ranks_recipe(spec::OptimizerKind::kAdagrad, 1, 4);
+  const auto expected = weights_after(recipe, 4);
+  recipe.downpour.encoding = spec::PushEncoding::kZstd;
+  const auto found = weights_after(recipe, 4);
+  for (std::size_t i = 0; i < found.size(); ++i) EXPECT_TRUE(found[i].equal(expected[i])) << i;
+  // Rounded gradients are near the others; with Adagrad's first steps, which have the size of the rate however small
+  // the gradient is, weights would not be.
+  recipe = ranks_recipe(spec::OptimizerKind::kSgd, 1, 4);
+  const auto exact = weights_after(recipe, 4);
+  recipe.downpour.encoding = spec::PushEncoding::kFixed16;
+  const auto rounded = weights_after(recipe, 4);
+  bool other = false;
+  for (std::size_t i = 0; i < rounded.size(); ++i) {
+    other = other || !rounded[i].equal(exact[i]);
+    EXPECT_TRUE(rounded[i].allclose(exact[i], 1e-3, 1e-5)) << i;
+  }
+  EXPECT_TRUE(other);
+}
+
 TEST(DownpourRanks, EqualTheirSerialTwin) {
   spec::Recipe recipe = ranks_recipe(spec::OptimizerKind::kAdagrad, 3, 6);
   recipe.downpour = {.servers = 2, .copies = 2, .n_fetch = 2, .n_push = 2, .tau = 1, .warm_start = 2};
   recipe.train.hash_every = 3;  // a rest in the midst
-  const VerifyResult result = verify_beside_one_rank(recipe, 3, 6);
-  EXPECT_TRUE(result.equal) << result.weights.name << " differs by " << result.weights.relative;
-  EXPECT_LT(result.weights.relative, 1e-9);
-  EXPECT_EQ(result.steps.size(), 6u);
+  const auto check = [&](const char* what) {
+    const VerifyResult result = verify_beside_one_rank(recipe, 3, 6);
+    EXPECT_TRUE(result.equal) << what << ": " << result.weights.name << " differs by " << result.weights.relative;
+    EXPECT_LT(result.weights.relative, 1e-9) << what;
+    EXPECT_EQ(result.steps.size(), 6u);
+  };
+  check("as it is");
+  recipe.downpour.encoding = spec::PushEncoding::kFixed16;
+  recipe.downpour.significant = 1e-4;
+  recipe.downpour.skip = 0.25;
+  check("with filters");
 }
 
 TEST(DownpourRanks, RestWithTheSameWeightsAndGoOnFromTheState) {
@@ -121,6 +176,14 @@ TEST(DownpourRanks, RestWithTheSameWeightsAndGoOnFromTheState) {
     const StepReport second = trainer.step();
     EXPECT_TRUE(trainer.at_rest());
     EXPECT_TRUE(second.staleness.has_value());
+    const auto queues = trainer.driver().queues();
+    ASSERT_EQ(queues.size(), rank.rank() == 0 ? 4u : 3u) << "pushes, outbox, mail, and a server's";
+    for (const observe::NamedQueue& queue : queues) {
+      EXPECT_EQ(queue.reading.arrivals, queue.reading.departures) << queue.name << " is empty at rest";
+      EXPECT_NEAR(queue.reading.length(), queue.reading.rate() * queue.reading.wait(),
+                  0.05 * queue.reading.length() + 1e-3)
+          << queue.name;
+    }
     // As a checkpoint that is read does: servers begin with this state, Adagrad's sums included.
     trainer.loaded();
     trainer.step();

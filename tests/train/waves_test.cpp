@@ -45,6 +45,25 @@ TEST(WavesOfTraining, EqualTheirSerialMathematics) {
   }
 }
 
+/// Virtual workers that cut the model at different entries, as unequal devices want it (the hybrid allocation).
+TEST(WavesOfTraining, OfVirtualWorkersWithSplitsOfTheirOwnEqualTheirSerialMathematics) {
+  struct Case {
+    int stages, workers, minibatches;
+    const char *schedule, *split;
+  };
+  for (const Case& one :
+       {Case{2, 2, 2, "hetpipe:1", "size:3,1;size:1,3"}, Case{2, 3, 2, "hetpipe", "layers.1;layers.3;layers.2"},
+        Case{3, 2, 1, "hetpipe:2", "layers.1,layers.2;layers.2,layers.3"}, Case{2, 2, 3, "hetpipe:4", "count;norm"}}) {
+    spec::Recipe recipe = in_waves(one.stages, one.workers, one.minibatches, one.schedule);
+    recipe.pipeline.split = one.split;
+    recipe.train.steps = 6;
+    const VerifyResult result = verify_beside_one_rank(recipe, one.stages * one.workers, 6);
+    EXPECT_TRUE(result.equal) << one.schedule << ", " << one.split << ": " << result.gradients.name << " "
+                              << result.gradients.relative << ", " << result.weights.name << " "
+                              << result.weights.relative;
+  }
+}
+
 std::map<std::string, at::Tensor> weights_after(const spec::Recipe& recipe, int ranks, int steps) {
   std::map<std::string, at::Tensor> weights;
   std::mutex mutex;
@@ -64,6 +83,11 @@ TEST(WavesOfTraining, OfOneMinibatchWithoutDistanceAreSynchronousTrainingBitForB
   const auto mine = weights_after(waves, 4, 5), theirs = weights_after(synchronous, 4, 5);
   ASSERT_EQ(mine.size(), theirs.size());
   for (const auto& [name, weight] : mine) EXPECT_TRUE(at::equal(weight, theirs.at(name))) << name;
+  waves.pipeline.split = "layers.1;layers.3";
+  const auto apart = weights_after(waves, 4, 5);
+  ASSERT_EQ(apart.size(), theirs.size());
+  for (const auto& [name, weight] : apart) EXPECT_TRUE(at::equal(weight, theirs.at(name))) << name << ", cut apart";
+  waves.pipeline.split = "count";
   waves.pipeline.schedule = "hetpipe:1";
   const auto stale = weights_after(waves, 4, 5);
   EXPECT_FALSE(at::equal(stale.begin()->second, mine.begin()->second)) << "a distance changes what is computed";

@@ -3,7 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <atomic>
+#include <chrono>
 #include <cstring>
 #include <map>
 #include <optional>
@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "trireme/base/error.h"
+#include "trireme/base/stopwatch.h"
 #include "trireme/comm/mailbox.h"
 
 namespace trireme::agile {
@@ -26,6 +27,7 @@ enum class Kind : std::int32_t {
   kGradient,  ///< worker to server: of a partition
   kStream,    ///< server to backup: a shard after a clock
   kHave,      ///< backup to controller
+  kBegun,     ///< server to controller: a clock has begun
   kCommit,    ///< controller to reliable machines
   kEvict,     ///< the market to a spot machine: it is gone
   kEnd,       ///< controller to all
@@ -61,6 +63,22 @@ Note note_of(std::span<const std::byte> bytes) {
   return note;
 }
 
+/// The next note. Mail that came back, since whom it was for has been replaced meanwhile, goes to the replacement,
+/// where it is of this epoch.
+Note next_note(const AgileJob& job, Mailbox& mailbox, int epoch) {
+  using namespace std::chrono_literals;
+  if (!job.processes) return note_of(mailbox.receive(kAgileTag).bytes);
+  constexpr auto kTurn = 20ms, kDeadline = 120'000ms;
+  for (auto waited = 0ms; waited < kDeadline; waited += kTurn) {
+    if (const auto mail = mailbox.receive_for(kTurn, kAgileTag)) return note_of(mail->bytes);
+    for (const comm::Mail& back : mailbox.take_returned()) {
+      if (note_of(back.bytes).epoch == epoch) mailbox.post(back.from, kAgileTag, 0, back.bytes);
+    }
+  }
+  throw CommError(fmt::format("node {} of a job on spot machines heard nothing for {} s", mailbox.address(),
+                              std::chrono::duration_cast<std::chrono::seconds>(kDeadline).count()));
+}
+
 /// The stretch of the weights that a shard is.
 std::pair<std::size_t, std::size_t> stretch_of(const AgileJob& job, int shard) {
   const std::size_t size = job.weights.size(), shards = static_cast<std::size_t>(job.shards);
@@ -76,8 +94,7 @@ std::vector<double> slice(const AgileJob& job, const std::vector<double>& whole,
 /// One machine: worker, server and backup, as the placement of the epoch says.
 class Machine {
  public:
-  Machine(const AgileJob& job, Mailbox& mailbox, std::atomic<int>& begun)
-      : job_(job), mailbox_(mailbox), begun_(begun), me_(mailbox.address() - 1) {
+  Machine(const AgileJob& job, Mailbox& mailbox) : job_(job), mailbox_(mailbox), me_(mailbox.address() - 1) {
     for (int shard = 0; shard < job.shards && me_ < job.reliable; ++shard) {
       if (shard % job.reliable == me_) committed_[shard] = slice(job, job.weights, shard);
     }
@@ -85,7 +102,7 @@ class Machine {
 
   void run() {
     while (true) {
-      const Note note = note_of(mailbox_.receive(kAgileTag).bytes);
+      const Note note = next_note(job_, mailbox_, epoch_);
       if (note.kind == Kind::kEvict) return;
       if (note.kind == Kind::kEnd) break;
       if (note.kind == Kind::kPlan) {
@@ -157,7 +174,7 @@ class Machine {
     const auto rest = std::ranges::unique(workers);
     workers.erase(rest.begin(), rest.end());
     if (clock == job_.clocks) return;
-    begun_ = std::max(begun_.load(), clock + 1);
+    tell(kController, {Kind::kBegun, epoch_, clock + 1, shard, 0, {}});
     const Note note{Kind::kWeights, epoch_, clock, shard, 0, serving.values};
     for (const int worker : workers) send(worker, note);
   }
@@ -199,7 +216,6 @@ class Machine {
   };
   const AgileJob& job_;
   Mailbox& mailbox_;
-  std::atomic<int>& begun_;  // the last clock that any server began
   int me_, epoch_ = -1;
   plan::TierPlacement placement_;
   std::vector<Note> early_;
@@ -212,30 +228,35 @@ class Machine {
 
 class Controller {
  public:
-  Controller(const AgileJob& job, Mailbox& mailbox, std::atomic<int>& begun, AgileResult& result)
-      : job_(job), mailbox_(mailbox), begun_(begun), result_(result) {}
+  Controller(const AgileJob& job, Mailbox& mailbox, const AgileMarket& market, AgileResult& result)
+      : job_(job), mailbox_(mailbox), market_(market), result_(result) {}
 
   void run() {
     change();
     while (committed_ < job_.clocks) {
-      const Note note = note_of(mailbox_.receive(kAgileTag).bytes);
+      const Note note = next_note(job_, mailbox_, epoch_);
       if (note.epoch != epoch_) continue;
+      if (note.kind == Kind::kBegun) {
+        begun_ = std::max(begun_, note.clock);
+        continue;
+      }
       TRIREME_CHECK(note.kind == Kind::kHave, "the controller got note {}", static_cast<int>(note.kind));
       if (++have_[note.clock] < job_.shards) continue;
       TRIREME_CHECK(note.clock == committed_ + 1, "clock {} is complete after {}", note.clock, committed_);
       committed_ = note.clock;
       result_.commits.push_back(committed_);
+      if (changed_at_) result_.pauses.push_back(seconds_since(*std::exchange(changed_at_, std::nullopt)));
       for (int machine = 0; machine < job_.reliable; ++machine)
         tell(machine, {Kind::kCommit, epoch_, committed_, 0, 0, {}});
       if (next_ < job_.changes.size() && job_.changes[next_].clock <= committed_ && committed_ < job_.clocks) change();
     }
     for (int machine = 0; machine < job_.reliable + spot_; ++machine) tell(machine, {Kind::kEnd, epoch_, 0, 0, 0, {}});
-    for (int machine = job_.reliable + spot_; machine < job_.reliable + most_spot(); ++machine) {
+    for (int machine = job_.reliable + spot_; !market_ && machine < job_.reliable + most_spot(); ++machine) {
       if (!evicted_.contains(machine)) tell(machine, {Kind::kEnd, epoch_, 0, 0, 0, {}});
     }
     std::map<int, std::vector<double>> shards;
     while (static_cast<int>(shards.size()) < job_.shards) {
-      const Note note = note_of(mailbox_.receive(kAgileTag).bytes);
+      const Note note = next_note(job_, mailbox_, epoch_);
       if (note.kind == Kind::kFinal) shards[note.shard] = note.values;
     }
     for (const auto& [shard, values] : shards)
@@ -255,16 +276,23 @@ class Controller {
   void change() {
     const int spot = next_ < job_.changes.size() ? job_.changes[next_].spot : 0;
     if (next_ < job_.changes.size()) ++next_;
+    if (epoch_ >= 0) changed_at_ = std::chrono::steady_clock::now();
     for (int machine = job_.reliable + spot; machine < job_.reliable + spot_; ++machine) {
-      tell(machine, {Kind::kEvict, epoch_, 0, 0, 0, {}});
+      if (market_) {
+        market_(machine, false);
+      } else {
+        tell(machine, {Kind::kEvict, epoch_, 0, 0, 0, {}});
+      }
       evicted_[machine] = true;
     }
-    for (int machine = job_.reliable + spot_; machine < job_.reliable + spot; ++machine)
-      TRIREME_CHECK(!evicted_.contains(machine),
+    for (int machine = job_.reliable + spot_; machine < job_.reliable + spot; ++machine) {
+      TRIREME_CHECK(market_ || !evicted_.contains(machine),
                     "a machine that was evicted does not come back: another takes its number");
+      if (market_) market_(machine, true);
+    }
     spot_ = spot;
     ++epoch_;
-    result_.redone += std::max(0, begun_ - committed_);
+    result_.redone += std::max(0, std::exchange(begun_, committed_) - committed_);
     have_.clear();
     result_.stages.push_back(plan::tier_stage(job_.reliable, spot_));
     result_.epochs = epoch_ + 1;
@@ -274,9 +302,11 @@ class Controller {
 
   const AgileJob& job_;
   Mailbox& mailbox_;
-  std::atomic<int>& begun_;
+  const AgileMarket& market_;
   AgileResult& result_;
   int epoch_ = -1, committed_ = 0, spot_ = 0;
+  int begun_ = 0;  // the last clock that any server told of
+  std::optional<std::chrono::steady_clock::time_point> changed_at_;
   std::size_t next_ = 0;
   std::map<int, int> have_;  // by clock
   std::map<int, bool> evicted_;
@@ -293,17 +323,28 @@ void require_job(const AgileJob& job) {
 
 }  // namespace
 
+void run_agile_machine(const AgileJob& job, comm::Mailbox& mailbox) {
+  require_job(job);
+  Machine(job, mailbox).run();
+}
+
+AgileResult run_agile_controller(const AgileJob& job, comm::Mailbox& mailbox, const AgileMarket& market) {
+  require_job(job);
+  AgileResult result;
+  Controller(job, mailbox, market, result).run();
+  return result;
+}
+
 AgileResult run_agile(const AgileJob& job, std::uint64_t seed) {
   require_job(job);
   int most = 0;
   for (const Change& change : job.changes) most = std::max(most, change.spot);
   AgileResult result;
-  std::atomic<int> begun = 0;
   comm::run_mailboxes(1 + job.reliable + most, {.seed = seed}, [&](Mailbox& mailbox) {
     if (mailbox.address() == kController) {
-      Controller(job, mailbox, begun, result).run();
+      result = run_agile_controller(job, mailbox);
     } else {
-      Machine(job, mailbox, begun).run();
+      run_agile_machine(job, mailbox);
     }
   });
   return result;

@@ -12,6 +12,7 @@
 #include <functional>
 #include <vector>
 
+#include "trireme/comm/mailbox.h"
 #include "trireme/plan/asynchronous/bidbrain.h"
 
 namespace trireme::agile {
@@ -29,6 +30,9 @@ struct AgileJob {
   double learning_rate = 0.1;
   std::vector<double> weights;  ///< at the begin; shards are equal pieces but for the last
   std::vector<Change> changes;  ///< ascending in clocks; the first says what there is at the begin
+  /// Machines are processes: one that was evicted may come back as another process, and mail that was posted to it
+  /// before that was heard of comes back and goes out again.
+  bool processes = false;
   /// The gradient of a partition, a function of these alone.
   std::function<std::vector<double>(int partition, int clock, const std::vector<double>& weights)> gradient;
 };
@@ -38,8 +42,18 @@ struct AgileResult {
   std::vector<int> commits;             ///< clocks in the order in which they were committed
   std::vector<plan::TierStage> stages;  ///< of the epochs
   int epochs = 0;
-  int redone = 0;  ///< clocks that were begun, not committed, and begun again in a later epoch
+  int redone = 0;                   ///< clocks that were begun, not committed, and begun again in a later epoch
+  std::vector<double> pauses = {};  ///< seconds from each change of machines until the next commit
 };
+
+/// Who gives and takes spot machines: a machine by its number (reliable ones first), and whether it is there from now
+/// on. One that goes is gone when this returns.
+using AgileMarket = std::function<void(int machine, bool there)>;
+
+/// The part of one machine, of mailbox address number + 1: until the job is over or it is evicted.
+void run_agile_machine(const AgileJob& job, comm::Mailbox& mailbox);
+/// The controller's, of address 0. Without a market all machines are there from the begin, and those that go are told.
+AgileResult run_agile_controller(const AgileJob& job, comm::Mailbox& mailbox, const AgileMarket& market = nullptr);
 
 /// On threads, every delivery drawn from the seed.
 AgileResult run_agile(const AgileJob& job, std::uint64_t seed);

@@ -11,6 +11,7 @@
 #include "trireme/base/random.h"
 #include "trireme/base/stopwatch.h"
 #include "trireme/base/text.h"
+#include "trireme/base/units.h"
 #include "trireme/cli/commands.h"
 #include "trireme/cli/program.h"
 #include "trireme/dataflow/tasks.h"
@@ -49,23 +50,31 @@ int run_ampnet_command(const AmpNetOptions& given, Context& context) {
                    {"right %", kRight},
                    {"instances/s", kRight},
                    {"busiest worker %", kRight}});
+  QueueReading longest;  // in the mean
   for (int epoch = 0; epoch < options.epochs; ++epoch) {
     const Permutation order(Random(options.model.seed, fmt::format("ampnet/epoch {}", epoch)), count);
     dataflow::RunOptions run{.instances = {}, .max_active_keys = options.keys};
     for (std::size_t i = 0; i < count; ++i) run.instances.push_back(static_cast<int>(order.at(i)));
     task->loss->clear();
     double seconds = 0, busiest = -1;
+    dataflow::RunResult ran;
     const auto begin = std::chrono::steady_clock::now();
     if (options.carrier == "virtual") {
       const auto result = dataflow::run_virtual(task->graph, task->source, run, times);
       seconds = result.seconds;
       busiest = result.busiest();
+      ran = result;
     } else if (options.carrier == "mailbox") {
-      dataflow::run_seeded(task->graph, task->source, run, options.model.seed + static_cast<std::uint64_t>(epoch));
+      ran =
+          dataflow::run_seeded(task->graph, task->source, run, options.model.seed + static_cast<std::uint64_t>(epoch));
     } else {
-      dataflow::run_threads(task->graph, task->source, run);
+      ran = dataflow::run_threads(task->graph, task->source, run);
     }
     if (seconds == 0) seconds = seconds_since(begin);
+    dataflow::average_replicas(*task);
+    for (const QueueReading& queue : ran.queues) {
+      if (queue.length() >= longest.length()) longest = queue;
+    }
     const dataflow::Scores scores = dataflow::scores_of(*task);
     table.add({fmt::format("{}", epoch + 1), fmt::format("{:.4f}", scores.loss),
                fmt::format("{:.1f}", 100 * scores.accuracy),
@@ -81,6 +90,8 @@ int run_ampnet_command(const AmpNetOptions& given, Context& context) {
   fmt::print(context.out,
              "{} forward messages, each with its backward one; {} updates, the stalest gradient lacked {}\n",
              task->graph.forwards(), updates, staleness);
+  fmt::print(context.out, "the longest queue of a worker: L {:.2f} messages, lambda {:.4g} /s, W {}\n",
+             longest.length(), longest.rate(), short_seconds(longest.wait()));
   return kExitFine;
 }
 
@@ -114,11 +125,17 @@ void add_ampnet_command(Command& app, Context& context) {
   command.add_option("--learning-rate", options->model.update.learning_rate, "Of plain SGD")
       .positive()
       .type_name("RATE");
+  command
+      .add_option("--replicas", options->model.replicas,
+                  "Of each cell, each on a worker of its own; averaged after every epoch")
+      .within(1, 64)
+      .type_name("N");
   command.add_option("--hidden", options->model.hidden, "Hidden size").within(1, 4096).type_name("N");
   command.add_option("--seed", options->seed, "Of instances, parameters and order").not_negative().type_name("N");
   command.footer(R"(Examples:
   trireme ampnet --task trees --keys 8 --epochs 3 --instances 100
-  trireme ampnet --task both --carrier threads --epochs 2 --instances 100)");
+  trireme ampnet --task both --carrier threads --epochs 2 --instances 100
+  trireme ampnet --task lists --replicas 2 --keys 32 --epochs 2 --instances 100)");
   command.callback(
       [&context, options] { context.run = [&context, options] { return run_ampnet_command(*options, context); }; });
 }

@@ -63,6 +63,9 @@ void add_docs_command(Command& app, Context& context);
 void add_tokenize_train(Command& tokenize, Context& context);
 /// Below `bench`, which lists it.
 void add_bench_hardware(Command& bench, Context& context);
+/// Below `ps`, which lists them.
+void add_ps_lbfgs(Command& ps, Context& context);
+void add_ps_spot(Command& ps, Context& context);
 /// Below `recipe`, which lists it.
 void add_recipe_hyperparameters(Command& recipe, Context& context);
 void add_recipe_new(Command& recipe, Context& context);

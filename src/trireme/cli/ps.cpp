@@ -14,7 +14,7 @@
 #include "trireme/base/stopwatch.h"
 #include "trireme/cli/commands.h"
 #include "trireme/cli/program.h"
-#include "trireme/comm/mailbox_threads.h"
+#include "trireme/cli/ps_nodes.h"
 #include "trireme/ps/consistency.h"
 #include "trireme/ps/drill.h"
 #include "trireme/ps/lasso.h"
@@ -26,7 +26,7 @@ struct PsLassoOptions {
   std::filesystem::path data, save;
   std::string tau = "1";
   bool zstd = false, no_key_caching = false, no_kkt = false, serial = false;
-  std::int64_t seed = -1;
+  PsNodeOptions nodes;
   ps::LassoOptions solver;
 };
 
@@ -46,16 +46,13 @@ int run_ps_lasso(PsLassoOptions& options, std::ostream& out) {
   options.solver.filters.encoding = options.zstd ? ps::Encoding::kZstd : ps::Encoding::kRaw;
   options.solver.kkt_filter = !options.no_kkt;
   ps::check_lasso(samples, options.solver);
-  fmt::print(out, "{} samples, {} features, {:.1f} of them in a sample\n", samples.count(), samples.feature_count,
-             static_cast<double>(samples.values.size()) / static_cast<double>(samples.count()));
   const auto begin = std::chrono::steady_clock::now();
   ps::LassoResult result;
-  const auto body = [&](comm::Mailbox& mailbox) { ps::run_lasso(mailbox, samples, options.solver, result); };
-  if (options.seed >= 0) {
-    comm::run_mailboxes(ps::lasso_mailboxes(options.solver), {.seed = static_cast<std::uint64_t>(options.seed)}, body);
-  } else {
-    comm::run_thread_mailboxes(ps::lasso_mailboxes(options.solver), {}, body);
-  }
+  run_ps_nodes(ps::lasso_mailboxes(options.solver), options.nodes,
+               [&](comm::Mailbox& mailbox) { ps::run_lasso(mailbox, samples, options.solver, result); });
+  if (result.weights.empty()) return kExitFine;  // the worker that tells is on another rank
+  fmt::print(out, "{} samples, {} features, {:.1f} of them in a sample\n", samples.count(), samples.feature_count,
+             static_cast<double>(samples.values.size()) / static_cast<double>(samples.count()));
   fmt::print(out, "objective {:.9g} with {} features that are not 0, {} after {} checks and {:.2f} s\n",
              result.objective, result.nonzeros(), result.converged ? "converged" : "NOT converged", result.checks,
              seconds_since(begin));
@@ -98,8 +95,7 @@ void add_ps_lasso(Command& ps, Context& context) {
   command.add_flag("--no-kkt-filter", options->no_kkt, "Push features that stay at 0, too");
   command.add_flag("--no-key-caching", options->no_key_caching, "Send the keys with every message");
   command.add_flag("--zstd", options->zstd, "Compress values, without loss");
-  command.add_option("--seed", options->seed,
-                     "Deliver messages in an order drawn from this, one thread at a time: repeatable");
+  add_ps_node_options(command, options->nodes);
   command.add_flag("--serial", options->serial, "Compare with the serial solver");
   command.add_option("--save", options->save, "Write INDEX WEIGHT of features that are not 0").type_name("FILE");
   command.callback(
@@ -227,11 +223,14 @@ void add_ps_drill(Command& ps, Context& context) {
 }  // namespace
 
 void add_ps_command(Command& app, Context& context) {
-  Command& ps = app.add_subcommand("ps", "Parameter servers: L1 regression on them, and drills with killed servers");
+  Command& ps =
+      app.add_subcommand("ps", "Parameter servers and shards: regression on them, and drills with killed servers");
   ps.require_subcommand(1);
   add_ps_lasso(ps, context);
+  add_ps_lbfgs(ps, context);
   add_ps_words(ps, context);
   add_ps_drill(ps, context);
+  add_ps_spot(ps, context);
 }
 
 }  // namespace trireme::cli

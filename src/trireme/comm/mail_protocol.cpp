@@ -125,6 +125,7 @@ std::optional<Mail> MailProtocol::take(std::optional<std::uint32_t> tag) {
   InTag& in = best_peer->in.at(best_tag);
   Held held = std::move(in.held.extract(in.taken++).mapped());
   best_peer->held -= std::max<std::size_t>(held.bytes.size(), 1);
+  meter_.depart(held.since);
   return Mail{.from = best_from, .tag = best_tag, .priority = held.priority, .bytes = std::move(held.bytes)};
 }
 
@@ -168,7 +169,10 @@ bool MailProtocol::meet(Peer& peer, int from, std::uint64_t incarnation) {
     peer.out.clear();
     peer.outstanding = 0;
     for (auto& [tag, in] : peer.in) {
-      for (const auto& [index, held] : in.held) peer.held -= std::max<std::size_t>(held.bytes.size(), 1);
+      for (const auto& [index, held] : in.held) {
+        peer.held -= std::max<std::size_t>(held.bytes.size(), 1);
+        meter_.depart(held.since);
+      }
     }
     peer.in.clear();
   }
@@ -200,7 +204,9 @@ void MailProtocol::take_data(Peer& peer, const MailFrame& frame) {
     return;
   }
   peer.held += std::max<std::size_t>(frame.bytes.size(), 1);
-  in.held[frame.index] = {.arrival = arrivals_++, .priority = frame.priority, .bytes = frame.bytes};
+  const auto now = QueueMeter::now();
+  meter_.arrive(now);
+  in.held[frame.index] = {.arrival = arrivals_++, .priority = frame.priority, .bytes = frame.bytes, .since = now};
   while (in.held.contains(in.received)) ++in.received;
 }
 

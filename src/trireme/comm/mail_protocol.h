@@ -20,6 +20,8 @@
 #include <utility>
 #include <vector>
 
+#include "trireme/base/queue_meter.h"
+
 namespace trireme::comm {
 
 struct Mail {
@@ -94,6 +96,8 @@ class MailProtocol {
   std::size_t held_bytes(int from) const;
   /// Whether the peer owes an answer: a hello, or word of what was sent. A peer that does and is silent has not got it.
   bool awaits(int peer) const;
+  /// Mail that has come and is not handed out, by Little's law. The meter looks at a clock; what is done never does.
+  QueueReading queue() const { return meter_.read(); }
   /// Whether everything that was posted has been handed out, as far as those are heard of that it was for.
   bool settled() const;
 
@@ -109,6 +113,7 @@ class MailProtocol {
     std::uint64_t arrival;
     int priority;
     std::vector<std::byte> bytes;
+    QueueMeter::Nanoseconds since;
   };
   struct OutTag {
     std::uint64_t next = 0;      // index of the next message
@@ -143,6 +148,7 @@ class MailProtocol {
   std::uint64_t orders_ = 0, arrivals_ = 0;
   std::vector<Mail> returned_;
   std::vector<Outgoing> outgoing_;
+  QueueMeter meter_;
 };
 
 }  // namespace trireme::comm

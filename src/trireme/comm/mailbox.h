@@ -19,9 +19,19 @@
 #include <span>
 #include <vector>
 
+#include "trireme/base/queue_meter.h"
 #include "trireme/comm/mail_protocol.h"
 
 namespace trireme::comm {
+
+/// Both, one behind the other.
+inline std::vector<std::byte> joined_bytes(std::span<const std::byte> head, std::span<const std::byte> rest) {
+  std::vector<std::byte> bytes;
+  bytes.reserve(head.size() + rest.size());
+  bytes.insert(bytes.end(), head.begin(), head.end());
+  bytes.insert(bytes.end(), rest.begin(), rest.end());
+  return bytes;
+}
 
 class Mailbox {
  public:
@@ -33,7 +43,12 @@ class Mailbox {
   /// the deadline. Mail is delivered by priority where several wait, never out of order within a tag.
   virtual void post(int to, std::uint32_t tag, int priority, std::span<const std::byte> bytes) = 0;
   /// False, and nothing posted, where post() would wait.
-  virtual bool try_post(int to, std::uint32_t tag, int priority, std::span<const std::byte> bytes) = 0;
+  bool try_post(int to, std::uint32_t tag, int priority, std::span<const std::byte> bytes) {
+    return try_post_parts(to, tag, priority, bytes, {});
+  }
+  /// The same of a message in two parts, which go one behind the other.
+  virtual bool try_post_parts(int to, std::uint32_t tag, int priority, std::span<const std::byte> head,
+                              std::span<const std::byte> rest) = 0;
 
   /// The next message from anybody, only of `tag` where given. CommError when none comes before the deadline.
   virtual Mail receive(std::optional<std::uint32_t> tag = std::nullopt) = 0;
@@ -43,6 +58,8 @@ class Mailbox {
   virtual std::optional<Mail> try_receive(std::optional<std::uint32_t> tag = std::nullopt) = 0;
   /// Mail that came back, because whom it was for is gone; `from` is who that was.
   virtual std::vector<Mail> take_returned() = 0;
+  /// Mail that has come and was not taken yet, by Little's law; credit bounds it.
+  virtual QueueReading queue() const = 0;
 };
 
 struct SeededMail {
@@ -61,5 +78,8 @@ class ControlPlane;
 struct UcxMailOptions;  // ucx_plugin/ucx_plugin.h
 /// Over UCX, with others that share the control plane. ConfigError when UCX was not built in.
 std::unique_ptr<Mailbox> make_ucx_mailbox(ControlPlane& control, const UcxMailOptions& options);
+/// Between the processes that a launcher started, over what carries their collectives: MPI, or UCX (break_every and
+/// interface are UCX's).
+std::unique_ptr<Mailbox> make_process_mailbox(ControlPlane& control, const UcxMailOptions& options);
 
 }  // namespace trireme::comm

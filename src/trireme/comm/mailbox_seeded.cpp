@@ -146,10 +146,11 @@ class SeededPost final : public Mailbox {
     hub_.yield(me_, [&] { return mine().may_post(to, bytes.size()); });
     mine().post(to, tag, priority, {bytes.begin(), bytes.end()});
   }
-  bool try_post(int to, std::uint32_t tag, int priority, std::span<const std::byte> bytes) override {
+  bool try_post_parts(int to, std::uint32_t tag, int priority, std::span<const std::byte> head,
+                      std::span<const std::byte> rest) override {
     hub_.yield(me_, [] { return true; });
-    if (!mine().may_post(to, bytes.size())) return false;
-    mine().post(to, tag, priority, {bytes.begin(), bytes.end()});
+    if (!mine().may_post(to, head.size() + rest.size())) return false;
+    mine().post(to, tag, priority, joined_bytes(head, rest));
     return true;
   }
   Mail receive(std::optional<std::uint32_t> tag) override {
@@ -165,6 +166,7 @@ class SeededPost final : public Mailbox {
     return mine().take(tag);
   }
   std::vector<Mail> take_returned() override { return mine().take_returned(); }
+  QueueReading queue() const override { return hub_.protocol(me_).queue(); }
 
  private:
   MailProtocol& mine() { return hub_.protocol(me_); }

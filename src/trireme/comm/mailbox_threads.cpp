@@ -25,6 +25,7 @@ class ThreadMailHub {
   struct Letter {
     Mail mail;
     ThreadMailClock::time_point ready;
+    QueueMeter::Nanoseconds posted;
   };
   struct Box {
     std::list<Letter> letters;           // as they were posted
@@ -33,6 +34,7 @@ class ThreadMailHub {
         last;  // when that sender's mail of the tag is ready
     std::map<int, ThreadMailClock::time_point> link_free;
     std::condition_variable changed;
+    QueueMeter meter;
   };
   ThreadMailHub(int count, const ThreadMail& options)
       : options_(options), random_(options.seed, "mailbox/jitter"), boxes_(static_cast<std::size_t>(count)) {}
@@ -73,7 +75,9 @@ class ThreadMailHub {
     auto& last = at.last[{from, mail.tag}];
     ready = last = std::max(last, ready);
     at.untaken[from] += mail.bytes.size();
-    at.letters.push_back({std::move(mail), ready});
+    const auto posted = QueueMeter::now();
+    at.meter.arrive(posted);
+    at.letters.push_back({std::move(mail), ready, posted});
     at.changed.notify_all();
   }
   /// The letter that is ready and has the highest priority; `wake`: when the next one will be.
@@ -94,6 +98,7 @@ class ThreadMailHub {
     }
     if (best == at.letters.end()) return std::nullopt;
     Mail mail = std::move(best->mail);
+    at.meter.depart(best->posted);
     at.letters.erase(best);
     at.untaken[mail.from] -= mail.bytes.size();
     box(mail.from).changed.notify_all();  // credit
@@ -126,11 +131,16 @@ class ThreadMailbox final : public Mailbox {
                       fmt::format("look whether mailbox {} receives", to));
     hub_.post(me_, to, {me_, tag, priority, {bytes.begin(), bytes.end()}});
   }
-  bool try_post(int to, std::uint32_t tag, int priority, std::span<const std::byte> bytes) override {
-    Mail mail{me_, tag, priority, {bytes.begin(), bytes.end()}};
+  bool try_post_parts(int to, std::uint32_t tag, int priority, std::span<const std::byte> head,
+                      std::span<const std::byte> rest) override {
+    {
+      const std::lock_guard lock(hub_.mutex);
+      hub_.check();
+      if (!hub_.may_post(me_, to, head.size() + rest.size())) return false;
+    }
+    // Copied without the lock; what this mailbox may post grows meanwhile, if it changes.
+    Mail mail{me_, tag, priority, joined_bytes(head, rest)};
     const std::lock_guard lock(hub_.mutex);
-    hub_.check();
-    if (!hub_.may_post(me_, to, bytes.size())) return false;
     hub_.post(me_, to, std::move(mail));
     return true;
   }
@@ -157,6 +167,11 @@ class ThreadMailbox final : public Mailbox {
     return hub_.take(me_, tag, wake);
   }
   std::vector<Mail> take_returned() override { return {}; }
+  /// On its way included: a link is a queue, too.
+  QueueReading queue() const override {
+    const std::lock_guard lock(hub_.mutex);
+    return hub_.box(me_).meter.read();
+  }
 
  private:
   ThreadMailHub& hub_;

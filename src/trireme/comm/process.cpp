@@ -25,6 +25,9 @@ using namespace std::chrono_literals;
 // How long a failed process stays, so that the others hear its last words before the launcher ends them all.
 constexpr auto kLastWordsGrace = 300ms;
 
+/// Under which the control plane says what carries collectives, where that is MPI.
+constexpr const char* kTransportKey = "trireme/transport";
+
 /// Where rank 0 serves the control plane, as it goes over MPI.
 struct Meeting {
   char host[256] = {};
@@ -100,6 +103,7 @@ std::unique_ptr<Transport> ProcessRank::start_mpi(const Launch& launch, const Ra
   control.port = meeting.port;
   control.token = meeting.token;
   plane_ = connect_tcp_control(control);
+  if (control.rank == 0) plane_->set(kTransportKey, "mpi");
   compare_programs(*plane_, options.fingerprint, control.connect_timeout);
   return transport;
 }
@@ -190,6 +194,14 @@ std::unique_ptr<Mailbox> make_ucx_mailbox(ControlPlane& control, const UcxMailOp
   const Plugin plugin = load_ucx();
   return std::unique_ptr<Mailbox>(
       plugin.function<decltype(trireme_ucx_mailbox)>("trireme_ucx_mailbox")(control, options));
+}
+
+std::unique_ptr<Mailbox> make_process_mailbox(ControlPlane& control, const UcxMailOptions& options) {
+  if (control.get(kTransportKey) != "mpi") return make_ucx_mailbox(control, options);
+  const MpiMailOptions mail{
+      .address = options.address, .limits = options.limits, .deadline = options.deadline, .linger = options.linger};
+  return std::unique_ptr<Mailbox>(
+      Plugin::load("mpi").function<decltype(trireme_mpi_mailbox)>("trireme_mpi_mailbox")(control, mail));
 }
 
 void run_process_rank(const Launch& launch, const std::function<void(Rank&)>& body, const RanksOptions& options) {

@@ -61,6 +61,12 @@ void Transform::backward(int, const State& state, Payload gradient, Outbox& out)
   out.backward(0, state, std::move(of_input));
 }
 
+void Transform::set_params(const Payload& params) {
+  TRIREME_CHECK(params.size() == params_.size(), "{} numbers for the {} parameters of {}", params.size(),
+                params_.size(), name_);
+  params_ = params;
+}
+
 void Transform::update() {
   if (gradients_.empty()) return;
   Payload sum(params_.size(), 0.0);

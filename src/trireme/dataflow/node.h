@@ -55,6 +55,8 @@ class Transform final : public Node {
 
   const std::string& name() const { return name_; }
   const Payload& params() const { return params_; }
+  /// Of as many numbers: what an average of replicas brings.
+  void set_params(const Payload& params);
   std::int64_t updates() const { return updates_; }
   /// Updates between a forward and its backward, at most so far.
   std::int64_t staleness() const { return staleness_; }

@@ -1,6 +1,7 @@
 #include "trireme/dataflow/run.h"
 
 #include <algorithm>
+#include <cmath>
 #include <condition_variable>
 #include <deque>
 #include <mutex>
@@ -17,23 +18,33 @@ namespace {
 /// Backward messages first; within a direction in the order in which they came.
 class Inbox {
  public:
-  void push(Message message) {
-    (message.backward ? backward_ : forward_).push_back(std::move(message));
+  using Time = QueueMeter::Nanoseconds;
+  explicit Inbox(Time begin = QueueMeter::now()) : meter_(begin) {}
+  void push(Message message, Time now = QueueMeter::now()) {
+    meter_.arrive(now);
+    (message.backward ? backward_ : forward_).push_back({std::move(message), now});
     longest_ = std::max(longest_, static_cast<std::int64_t>(size()));
   }
   bool empty() const { return backward_.empty() && forward_.empty(); }
   std::size_t size() const { return backward_.size() + forward_.size(); }
-  Message pop() {
+  Message pop(Time now = QueueMeter::now()) {
     auto& from = backward_.empty() ? forward_ : backward_;
-    Message message = std::move(from.front());
+    Message message = std::move(from.front().message);
+    meter_.depart(from.front().since, now);
     from.pop_front();
     return message;
   }
   std::int64_t longest() const { return longest_; }
+  QueueReading read(Time now = QueueMeter::now()) const { return meter_.read(now); }
 
  private:
-  std::deque<Message> backward_, forward_;
+  struct Waiting {
+    Message message;
+    Time since;
+  };
+  std::deque<Waiting> backward_, forward_;
   std::int64_t longest_ = 0;
+  QueueMeter meter_;
 };
 
 /// Lets instances in while there is room, and counts those that have come back.
@@ -91,13 +102,14 @@ VirtualResult run_virtual(Graph& graph, const Source& source, const RunOptions& 
     bool operator>(const Event& other) const { return time != other.time ? time > other.time : number > other.number; }
   };
   std::priority_queue<Event, std::vector<Event>, std::greater<>> events;
-  std::vector<Inbox> inboxes(static_cast<std::size_t>(graph.workers()));
+  std::vector<Inbox> inboxes(static_cast<std::size_t>(graph.workers()), Inbox(/*begin=*/0));
   std::vector<bool> working(inboxes.size(), false);
   std::vector<std::vector<Message>> results(inboxes.size());
   VirtualResult result;
   result.busy.assign(inboxes.size(), 0.0);
   Pump pump(graph, source, options);
   double now = 0;
+  const auto stamp = [&] { return static_cast<Inbox::Time>(std::llround(now * 1e9)); };
   std::int64_t number = 0;
   const auto send = [&](Message message, int from) {
     const bool remote = message.node == Graph::kSource || from < 0 || graph.worker_of(message.node) != from;
@@ -105,7 +117,7 @@ VirtualResult run_virtual(Graph& graph, const Source& source, const RunOptions& 
   };
   const auto start = [&](std::size_t worker) {
     if (working[worker] || inboxes[worker].empty()) return;
-    Message message = inboxes[worker].pop();
+    Message message = inboxes[worker].pop(stamp());
     const double takes = times.service(graph, message.node, message.backward);
     result.busy[worker] += takes;
     ++result.messages;
@@ -128,13 +140,16 @@ VirtualResult run_virtual(Graph& graph, const Source& source, const RunOptions& 
       for (Message& entry : pump.next()) send(std::move(entry), -1);
     } else {
       const auto worker = static_cast<std::size_t>(graph.worker_of(event.message.node));
-      inboxes[worker].push(std::move(event.message));
+      inboxes[worker].push(std::move(event.message), stamp());
       start(worker);
     }
   }
   TRIREME_CHECK(pump.done(), "messages have run out before all instances came back");
   result.seconds = now;
-  for (const Inbox& inbox : inboxes) result.longest_queue = std::max(result.longest_queue, inbox.longest());
+  for (const Inbox& inbox : inboxes) {
+    result.longest_queue = std::max(result.longest_queue, inbox.longest());
+    result.queues.push_back(inbox.read(stamp()));
+  }
   require_at_rest(graph);
   return result;
 }
@@ -186,9 +201,11 @@ RunResult run_seeded(Graph& graph, const Source& source, const RunOptions& optio
       }
     }
     mine.longest_queue = inbox.longest();
+    mine.queues.push_back(inbox.read());
   });
   for (const RunResult& mine : of_workers) {
     result.messages += mine.messages;
+    result.queues.insert(result.queues.end(), mine.queues.begin(), mine.queues.end());
     result.longest_queue = std::max(result.longest_queue, mine.longest_queue);
   }
   require_at_rest(graph);
@@ -258,7 +275,9 @@ RunResult run_threads(Graph& graph, const Source& source, const RunOptions& opti
   for (const Worker& worker : workers) {
     result.messages += worker.messages;
     result.longest_queue = std::max(result.longest_queue, worker.inbox.longest());
+    result.queues.push_back(worker.inbox.read());
   }
+  result.queues.pop_back();  // what came back is no worker's
   require_at_rest(graph);
   return result;
 }

@@ -16,6 +16,7 @@
 #include <functional>
 #include <vector>
 
+#include "trireme/base/queue_meter.h"
 #include "trireme/dataflow/graph.h"
 
 namespace trireme::dataflow {
@@ -31,6 +32,8 @@ using Source = std::function<Payload(int instance)>;
 struct RunResult {
   std::int64_t messages = 0;
   std::int64_t longest_queue = 0;  ///< messages that waited at one worker
+  /// By worker: messages from when they came until they were taken up; in virtual runs in virtual time.
+  std::vector<QueueReading> queues = {};
 };
 
 /// How long things take, in seconds of virtual time.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <memory>
 
 #include "trireme/base/error.h"
@@ -55,10 +56,37 @@ int meaning(const Tree& tree, int index) {
 /// What several graphs share: who computes a vector from a token, and who ends the way forward.
 class Builder {
  public:
-  Builder(Task& task, const ModelOptions& options) : task_(task), graph_(task.graph), options_(options) {}
+  Builder(Task& task, const ModelOptions& options)
+      : task_(task), graph_(task.graph), options_(options), next_worker_(task.trees.empty() ? kLeaf : kLeaf + 1) {
+    if (options.replicas < 1) throw ConfigError("a cell without replicas computes nothing", "set replicas to 1");
+  }
 
   int transform(const std::string& name, std::unique_ptr<Layer> layer, int worker) {
     return graph_.make<Transform>(name, worker, name, std::move(layer), options_.update, options_.seed).first;
+  }
+
+  /// Where a cell takes messages and where they come out: one node, or its replicas between a Cond and a Phi. They all
+  /// begin with the same numbers.
+  std::pair<Port, Port> cell(const std::string& name, const std::function<std::unique_ptr<Layer>()>& make) {
+    if (options_.replicas == 1) {
+      const int node = transform(name, make(), kCell);
+      return {{node, 0}, {node, 0}};
+    }
+    const int replicas = options_.replicas;
+    const int way = graph_
+                        .make<Cond>(name + "/replica", kControl, replicas,
+                                    [replicas](const State& state) { return state.instance % replicas; })
+                        .first;
+    const int joined = graph_.make<Phi>(name + "/joined", kControl, replicas).first;
+    std::vector<Transform*>& group = task_.replicas.emplace_back();
+    for (int replica = 0; replica < replicas; ++replica) {
+      const auto [node, kept] = graph_.make<Transform>(name, replica == 0 ? kCell : next_worker_++, name, make(),
+                                                       options_.update, options_.seed);
+      group.push_back(kept);
+      graph_.connect({way, replica}, {node, 0});
+      graph_.connect({node, 0}, {joined, replica});
+    }
+    return {{way, 0}, {joined, 0}};
   }
 
   /// Where a sequence comes in, where its vectors of tokens are asked for and come from, and where its end goes.
@@ -77,7 +105,8 @@ class Builder {
                 })
             .first;
     const int concat = graph.make<Concat>("list/concat", kControl, 2).first;
-    const int cell = transform("list/cell", make_linear(2 * options_.hidden, options_.hidden, /*tanh=*/true), kCell);
+    const auto [cell_in, cell_out] =
+        cell("list/cell", [this] { return make_linear(2 * options_.hidden, options_.hidden, /*tanh=*/true); });
     const int count = graph
                           .make<Isu>(
                               "list/isu", kControl, [](State state) { return ++state.position, state; },
@@ -98,8 +127,8 @@ class Builder {
     graph.connect({both, 1}, {token, 0});
     graph.connect({token, 0}, tokens_in);
     graph.connect(vectors_out, {concat, 1});
-    graph.connect({concat, 0}, {cell, 0});
-    graph.connect({cell, 0}, {count, 0});
+    graph.connect({concat, 0}, cell_in);
+    graph.connect(cell_out, {count, 0});
     graph.connect({count, 0}, {more, 0});
     graph.connect({more, 0}, {phi, 1});
     graph.connect({more, 1}, end);
@@ -147,14 +176,14 @@ class Builder {
                                         return State{parent.instance, node_of(parent).children[place]};
                                       }})
             .first;
-    const int cell = transform("tree/cell", make_tree_cell(options_.hidden), kCell);
+    const auto [cell_in, cell_out] = cell("tree/cell", [this] { return make_tree_cell(options_.hidden); });
     graph.connect({leaves, 0}, tokens_in);
     graph.connect(vectors_out, {leaf, 0});
     graph.connect({leaf, 0}, {phi, 0});
     graph.connect({phi, 0}, {root, 0});
     graph.connect({root, 0}, {group, 0});
-    graph.connect({group, 0}, {cell, 0});
-    graph.connect({cell, 0}, {phi, 1});
+    graph.connect({group, 0}, cell_in);
+    graph.connect(cell_out, {phi, 1});
     graph.connect({root, 1}, end);
     return {leaves, 0};
   }
@@ -165,6 +194,7 @@ class Builder {
   Task& task_;
   Graph& graph_;
   const ModelOptions& options_;
+  int next_worker_;  // of a further replica
 };
 
 int label_of(const Task& task, int instance) {
@@ -284,6 +314,17 @@ std::unique_ptr<Task> make_tree_task(std::vector<Tree> data, const ModelOptions&
 std::unique_ptr<Task> make_mixed_task(std::vector<Sequence> sequences, std::vector<Tree> trees,
                                       const ModelOptions& options) {
   return make_task(std::move(sequences), std::move(trees), options);
+}
+
+void average_replicas(Task& task) {
+  for (const std::vector<Transform*>& group : task.replicas) {
+    Payload mean(group.front()->params().size(), 0.0);
+    for (const Transform* replica : group) {
+      for (std::size_t i = 0; i < mean.size(); ++i) mean[i] += replica->params()[i];
+    }
+    for (double& number : mean) number /= static_cast<double>(group.size());
+    for (Transform* replica : group) replica->set_params(mean);
+  }
 }
 
 Scores scores_of(const Task& task) {

@@ -40,17 +40,22 @@ inline constexpr int kTreeWords = 20, kTreeClasses = 3;
 
 struct ModelOptions {
   int hidden = 16;
+  /// Of each cell: a Cond sends an instance to one of them, a Phi joins their ways. Each has a worker of its own and
+  /// updates by itself; average_replicas() brings them together.
+  int replicas = 1;
   UpdateRule update;
   std::uint64_t seed = 0;
 };
 
-/// A graph with its data. Workers: control flow; embedding; cell (leaf and inner cell of a tree apart); head and loss.
+/// A graph with its data. Workers: control flow; embedding; cell (leaf and inner cell of a tree apart); head and loss;
+/// further replicas.
 struct Task {
   Graph graph;
   Source source;
   Loss* loss = nullptr;
-  std::vector<Sequence> sequences;  ///< what nodes read, by instance
-  std::vector<Tree> trees;          ///< likewise; instances of trees come after those of sequences
+  std::vector<Sequence> sequences;                ///< what nodes read, by instance
+  std::vector<Tree> trees;                        ///< likewise; instances of trees come after those of sequences
+  std::vector<std::vector<Transform*>> replicas;  ///< of each cell, where there are several
 
   Task() = default;
   Task(const Task&) = delete;  // nodes hold references to the data
@@ -66,6 +71,8 @@ std::unique_ptr<Task> make_mixed_task(std::vector<Sequence> sequences, std::vect
 struct Scores {
   double loss = 0, accuracy = 0;
 };
+/// Each replica of a cell gets the mean of all. Between runs: AMPNet does so at the end of an epoch.
+void average_replicas(Task& task);
 /// Means over what the loss has seen since it was cleared.
 Scores scores_of(const Task& task);
 

@@ -136,6 +136,10 @@ Stage build_stage(const StagePlan& plan) {
   return stage;
 }
 
+std::vector<ParamHolders> holders_with(const StagePlan& plan) {
+  return find_param_holders(*models::build(plan.shape, plan.build), plan.table, plan.split);
+}
+
 std::vector<parallel::ShardUnit> units_of(const Stage& stage) {
   std::vector<parallel::ShardUnit> units;
   std::size_t entry = 0;

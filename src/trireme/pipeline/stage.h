@@ -93,6 +93,8 @@ struct StagePlan {
 };
 /// The part of the model that the rank holds in this table. Parameters have no memory yet.
 Stage build_stage(const StagePlan& plan);
+/// Where parameters are in a pipeline with another split: of another virtual worker.
+std::vector<ParamHolders> holders_with(const StagePlan& plan);
 
 // How the copies of a stage agree (parallel/data_parallel.h).
 /// Its entries, by the chunk that they belong to.

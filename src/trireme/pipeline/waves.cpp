@@ -30,6 +30,9 @@ WaveWeights::WaveWeights(Parts parts) : parts_(std::move(parts)), monitor_{.law 
     index_[parts_.chunk.params[i]] = i;
     bytes_ += static_cast<std::int64_t>(parts_.chunk.params[i]->value.nbytes());
   }
+  std::size_t shared = 0;
+  for (const WaveShare& share : parts_.shares) shared += share.params.size();
+  TRIREME_CHECK(shared == index_.size(), "{} of {} parameters of a stage are summed", shared, index_.size());
 }
 
 void WaveWeights::begin() {
@@ -95,35 +98,44 @@ void WaveWeights::returned(int minibatch) {
 
 void WaveWeights::push() {
   Wave& next = wave(pushed_++);
-  std::int64_t elements = 0;
-  for (const at::Tensor& sum : next.all) elements += sum.defined() ? sum.numel() : 0;
-  const auto first = std::ranges::find_if(next.all, [](const at::Tensor& sum) { return sum.defined(); });
   next.is_pushed = true;
   ++pushes_;
-  if (first == next.all.end()) return;
-  next.sent = at::empty({elements}, first->options());
-  std::int64_t at = 0;
-  for (const at::Tensor& sum : next.all) {
-    if (!sum.defined()) continue;
-    next.sent.narrow(0, at, sum.numel()).copy_(sum.reshape({-1}));
-    at += sum.numel();
+  for (const WaveShare& share : parts_.shares) {
+    Sent& sent = next.sent.emplace_back();
+    std::int64_t elements = 0;
+    const at::Tensor* first = nullptr;
+    for (const std::size_t i : share.params) {
+      if (!next.all[i].defined()) continue;
+      elements += next.all[i].numel();
+      if (first == nullptr) first = &next.all[i];
+    }
+    if (first == nullptr) continue;
+    sent.flat = at::empty({elements}, first->options());
+    std::int64_t at = 0;
+    for (const std::size_t i : share.params) {
+      const at::Tensor& sum = next.all[i];
+      if (!sum.defined()) continue;
+      sent.flat.narrow(0, at, sum.numel()).copy_(sum.reshape({-1}));
+      at += sum.numel();
+    }
+    if (share.ranks != nullptr) sent.work = share.ranks->all_reduce(device::to_buffer(sent.flat), comm::Reduce::kSum);
   }
   next.all.clear();
-  if (parts_.workers != nullptr) {
-    next.work = parts_.workers->all_reduce(device::to_buffer(next.sent), comm::Reduce::kSum);
-  }
 }
 
 void WaveWeights::pull() {
   TRIREME_CHECK(!waves_.empty() && waves_.front().is_pushed, "wave {} was not pushed", pulled_);
-  Wave& oldest = waves_.front();
-  if (parts_.workers != nullptr && oldest.sent.defined()) oldest.work.wait();
-  std::int64_t at = 0;
-  for (nn::Param* param : parts_.chunk.params) {
-    if (!param->trainable) continue;
-    at::Tensor& gradient = nn::gradient_to_add_to(*param);
-    gradient.copy_(oldest.sent.narrow(0, at, gradient.numel()).view(gradient.sizes()));
-    at += gradient.numel();
+  for (std::size_t share = 0; share < parts_.shares.size(); ++share) {
+    Sent& sent = waves_.front().sent[share];
+    if (parts_.shares[share].ranks != nullptr && sent.flat.defined()) sent.work.wait();
+    std::int64_t at = 0;
+    for (const std::size_t i : parts_.shares[share].params) {
+      nn::Param& param = *parts_.chunk.params[i];
+      if (!param.trainable) continue;
+      at::Tensor& gradient = nn::gradient_to_add_to(param);
+      gradient.copy_(sent.flat.narrow(0, at, gradient.numel()).view(gradient.sizes()));
+      at += gradient.numel();
+    }
   }
 }
 

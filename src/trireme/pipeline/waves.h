@@ -27,12 +27,19 @@
 
 namespace trireme::pipeline {
 
+/// Parameters that this rank sums over the same ranks: one of each virtual worker. Where all have one split that is
+/// one group for everything; where splits differ, a stretch of layers lies on other stages in each.
+struct WaveShare {
+  comm::Group* ranks = nullptr;     ///< null: there is one virtual worker
+  std::vector<std::size_t> params;  ///< of the chunk
+};
+
 class WaveWeights {
  public:
   struct Parts {
     const schedule::Schedule& table;          ///< of one virtual worker
     const Chunk& chunk;                       ///< what this rank holds
-    comm::Group* workers = nullptr;           ///< ranks with the same chunk; null: there is one virtual worker
+    std::vector<WaveShare> shares;            ///< each parameter in one of them
     std::function<double(int wave)> rate_of;  ///< the learning rate of a wave, counted from begin()
   };
   explicit WaveWeights(Parts parts);
@@ -58,11 +65,14 @@ class WaveWeights {
 
  private:
   using Copy = std::vector<at::Tensor>;  // by parameter of the chunk; undefined: frozen
-  struct Wave {
-    Copy own;         ///< gradients of own minibatches, as far as weights may know them
-    Copy all;         ///< of all its minibatches that have come back
-    at::Tensor sent;  ///< flat
+  struct Sent {
+    at::Tensor flat;
     comm::Work work;
+  };
+  struct Wave {
+    Copy own;                ///< gradients of own minibatches, as far as weights may know them
+    Copy all;                ///< of all its minibatches that have come back
+    std::vector<Sent> sent;  ///< by share
     bool is_pushed = false;
   };
   struct InFlight final : nn::WeightSource {

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 
+#include "trireme/plan/asynchronous/downpour_price.h"
 #include "trireme/plan/compress_price.h"
 #include "trireme/plan/from_recipe.h"
 #include "trireme/plan/run_setup.h"
@@ -107,7 +108,19 @@ class Examination {
     checkup_.stages = stage_memories(options_.hardware, job, config);
     checkup_.estimate = estimate(options_.hardware, job, config);
     if (recipe_.compress.kind != spec::CompressKind::kNone) note_compression(job, config);
+    if (recipe_.train.mode == spec::TrainMode::kDownpour) note_downpour(job, config);
     if (options_.judge_memory && !checkup_.estimate->memory.fits) add_too_full(job, config);
+  }
+
+  /// Pushes and pulls in place of the all-reduce that the estimate has.
+  void note_downpour(const Job& job, const ParallelConfig& config) {
+    const bool one_node = options_.ranks <= options_.hardware.cluster.gpus_per_node;
+    const DownpourTask task{
+        .replicas = config.dp(),
+        .compute_s = checkup_.estimate->time.work.total(),
+        .bytes_per_second = one_node ? options_.hardware.link_bandwidth() : options_.hardware.network_bandwidth()};
+    const auto parameters = static_cast<double>(spec::count_parameters(job.shape).total());
+    checkup_.notes.push_back(fmt::format("downpour: {}", to_text(price_downpour(recipe_, parameters, task), task)));
   }
 
   /// What it saves and from which bandwidth on it pays, on the network of the recipe or the hardware.

@@ -8,6 +8,7 @@
 #include "trireme/schedule/builders.h"
 #include "trireme/schedule/passes.h"
 #include "trireme/schedule/replicated.h"
+#include "trireme/spec/rules.h"
 
 namespace trireme::plan {
 namespace {
@@ -204,7 +205,17 @@ std::vector<StageLoad> stage_loads(const schedule::Schedule& table, const std::v
 std::vector<StageLoad> stage_loads(const StagePlan& plan) { return stage_loads(plan.table, plan.chunks); }
 
 std::vector<StageLoad> stage_loads(const Job& job, const ParallelConfig& config) {
-  if (config.layout.pp > 1) return stage_loads(stage_plan(job, config));
+  if (config.layout.pp > 1) {
+    const StagePlan plan = stage_plan(job, config);
+    std::vector<StageLoad> loads = stage_loads(plan);
+    // Virtual workers that cut the model elsewhere.
+    const std::size_t splits = spec::worker_splits(config.pipeline.split).size();
+    for (std::size_t worker = 1; worker < splits; ++worker) {
+      const auto chunks = spec::chunk_shares(job.shape, config.pipeline, plan.table.chunks(), static_cast<int>(worker));
+      for (const StageLoad& load : stage_loads(plan.table, chunks)) loads.push_back(load);
+    }
+    return loads;
+  }
   // Forward and backward of one micro-batch follow each other, however many there are.
   StageLoad one = stage_loads(stage_plan(job, config, /*micros=*/1)).front();
   const auto micros = static_cast<double>(config.micros(job.batch));

@@ -55,7 +55,7 @@ struct StageLoad {
 };
 std::vector<StageLoad> stage_loads(const schedule::Schedule& table, const std::vector<spec::ChunkShare>& chunks);
 std::vector<StageLoad> stage_loads(const StagePlan& plan);
-/// Of the pipeline that the run would walk.
+/// Of the pipeline that the run would walk; of virtual workers with splits of their own one after the other.
 std::vector<StageLoad> stage_loads(const Job& job, const ParallelConfig& config);
 
 }  // namespace trireme::plan

@@ -8,6 +8,7 @@
 #include "trireme/cost/group_time.h"
 #include "trireme/cost/roofline.h"
 #include "trireme/plan/makespan.h"
+#include "trireme/spec/rules.h"
 
 namespace trireme::plan {
 namespace {
@@ -256,11 +257,16 @@ double pipeline_closed_form(const ParallelConfig& config, std::int64_t micros, c
 double pipeline_replayed(const Job& job, const ParallelConfig& config, const LayerPasses& passes,
                          ScheduleCache& schedules) {
   const std::int64_t micros = config.micros(job.batch);
+  const std::size_t splits = spec::worker_splits(config.pipeline.split).size();
   const auto seconds = [&](const schedule::Schedule& table) {
-    const auto chunks = spec::chunk_shares(job.shape, config.pipeline, table.chunks());
-    const std::vector<schedule::Times> times = pass_times(passes, table, chunks);
-    return makespan(config.pipeline.overlap_experts ? pairs_in_parts(table, times) : table, times,
-                    passes.hidden_message);
+    double slowest = 0;  // of virtual workers, which wait for each other
+    for (std::size_t worker = 0; worker < splits; ++worker) {
+      const auto chunks = spec::chunk_shares(job.shape, config.pipeline, table.chunks(), static_cast<int>(worker));
+      const std::vector<schedule::Times> times = pass_times(passes, table, chunks);
+      slowest = std::max(slowest, makespan(config.pipeline.overlap_experts ? pairs_in_parts(table, times) : table,
+                                           times, passes.hidden_message));
+    }
+    return slowest;
   };
   if (!is_asynchronous(config)) return seconds(schedules.table(config, micros));
   const int steps = steps_to_settle(config, micros);

@@ -17,7 +17,7 @@ constexpr std::uint64_t kSkipBlock = 64;  // keys that random skip leaves out to
 constexpr int kZstdLevel = 1;
 
 template <typename T>
-void to_fixed16(Message& message, std::span<const std::byte> bytes) {
+void to_fixed16(Message& message, const SharedBytes& bytes) {
   const std::size_t count = bytes.size() / sizeof(T);
   std::vector<T> values(count);
   if (count > 0) std::memcpy(values.data(), bytes.data(), bytes.size());
@@ -25,13 +25,14 @@ void to_fixed16(Message& message, std::span<const std::byte> bytes) {
   for (const T value : values) largest = std::max(largest, std::abs(static_cast<double>(value)));
   // A power of two, so that zero, the largest and what is a multiple of the step come back exactly.
   const double step = largest > 0 && std::isfinite(largest) ? std::exp2(std::ceil(std::log2(largest / 32767))) : 1;
-  message.values.resize(sizeof step + 2 * count);
-  std::memcpy(message.values.data(), &step, sizeof step);
+  std::vector<std::byte> encoded(sizeof step + 2 * count);
+  std::memcpy(encoded.data(), &step, sizeof step);
   for (std::size_t i = 0; i < count; ++i) {
     const double scaled = std::clamp(std::nearbyint(static_cast<double>(values[i]) / step), -32767.0, 32767.0);
     const auto fixed = static_cast<std::int16_t>(std::isnan(scaled) ? 0 : scaled);
-    std::memcpy(message.values.data() + sizeof step + 2 * i, &fixed, 2);
+    std::memcpy(encoded.data() + sizeof step + 2 * i, &fixed, 2);
   }
+  message.values = std::move(encoded);
 }
 
 template <typename T>
@@ -53,15 +54,15 @@ std::vector<std::byte> from_fixed16(const Message& message) {
 
 }  // namespace
 
-void encode_values(Message& message, std::span<const std::byte> values, ValueType type, Encoding encoding) {
+void encode_values(Message& message, SharedBytes values, ValueType type, Encoding encoding) {
   message.raw_bytes = values.size();
   message.encoding = encoding;
   if (encoding == Encoding::kZstd) {
-    message.values.resize(ZSTD_compressBound(values.size()));
-    const std::size_t size =
-        ZSTD_compress(message.values.data(), message.values.size(), values.data(), values.size(), kZstdLevel);
+    std::vector<std::byte> packed(ZSTD_compressBound(values.size()));
+    const std::size_t size = ZSTD_compress(packed.data(), packed.size(), values.data(), values.size(), kZstdLevel);
     if (ZSTD_isError(size) == 0 && size < values.size()) {
-      message.values.resize(size);
+      packed.resize(size);
+      message.values = std::move(packed);
       return;
     }
   } else if (encoding == Encoding::kFixed16) {
@@ -69,10 +70,10 @@ void encode_values(Message& message, std::span<const std::byte> values, ValueTyp
     return;
   }
   message.encoding = Encoding::kRaw;
-  message.values.assign(values.begin(), values.end());
+  message.values = std::move(values);
 }
 
-std::vector<std::byte> decode_values(const Message& message, ValueType type) {
+SharedBytes decode_values(const Message& message, ValueType type) {
   switch (message.encoding) {
     case Encoding::kRaw:
       break;
@@ -130,7 +131,22 @@ ResidualFilter::Sent ResidualFilter::apply(std::uint64_t task, std::span<const S
                                   : select<double>(task, segments, values, false);
 }
 
-ResidualFilter::Sent ResidualFilter::flush() {
+ResidualFilter::Sent ResidualFilter::flush(std::span<const Segment> segments, std::span<const std::byte> values) {
+  // The push becomes what is held back; then all of that goes.
+  std::size_t at = 0;
+  for (const Segment& segment : segments) {
+    for (std::uint64_t key = segment.begin; key < segment.end; ++key, ++at) {
+      if (type_ == ValueType::kF32) {
+        float value = 0;
+        std::memcpy(&value, values.data() + at * sizeof value, sizeof value);
+        residual_[key] += value;
+      } else {
+        double value = 0;
+        std::memcpy(&value, values.data() + at * sizeof value, sizeof value);
+        residual_[key] += value;
+      }
+    }
+  }
   const Segment everything{0, residual_.size()};
   return type_ == ValueType::kF32 ? select<float>(0, std::span(&everything, 1), {}, true)
                                   : select<double>(0, std::span(&everything, 1), {}, true);

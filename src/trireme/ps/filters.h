@@ -29,8 +29,8 @@ struct Filters {
 
 /// Puts values into a message. Where zstd does not make them fewer they stay as they are. CommError of decode_values:
 /// they are not what the message says.
-void encode_values(Message& message, std::span<const std::byte> values, ValueType type, Encoding encoding);
-std::vector<std::byte> decode_values(const Message& message, ValueType type);
+void encode_values(Message& message, SharedBytes values, ValueType type, Encoding encoding);
+SharedBytes decode_values(const Message& message, ValueType type);
 
 /// Significantly modified and random skip, with what they hold back; for values of one worker.
 class ResidualFilter {
@@ -42,8 +42,8 @@ class ResidualFilter {
   };
   /// What of a push travels now. `task` decides which blocks random skip leaves out.
   Sent apply(std::uint64_t task, std::span<const Segment> segments, std::span<const std::byte> values);
-  /// Everything that was held back: it is held back no longer.
-  Sent flush();
+  /// Everything that was held back, and a push that is held back in no part.
+  Sent flush(std::span<const Segment> segments = {}, std::span<const std::byte> values = {});
 
  private:
   template <typename T>

@@ -8,16 +8,14 @@
 namespace trireme::ps {
 namespace {
 
+constexpr std::size_t kAlign = 16;  // of values in a message: servers compute with them where they lie
+
 class MessageWriter {
  public:
   explicit MessageWriter(std::size_t expected) { bytes_.reserve(expected); }
   void number(std::uint64_t value) {
     for (; value >= 0x80; value >>= 7) bytes_.push_back(static_cast<std::byte>(value | 0x80));
     bytes_.push_back(static_cast<std::byte>(value));
-  }
-  void raw(std::span<const std::byte> bytes) {
-    number(bytes.size());
-    bytes_.insert(bytes_.end(), bytes.begin(), bytes.end());
   }
   void numbers(const std::vector<int>& values) {
     number(values.size());
@@ -31,6 +29,12 @@ class MessageWriter {
       number(segment.size());
       at = segment.end;
     }
+  }
+  /// What follows begins at a multiple of kAlign.
+  void align() {
+    const std::size_t padding = (kAlign - (bytes_.size() + 1) % kAlign) % kAlign;
+    bytes_.push_back(static_cast<std::byte>(padding));
+    bytes_.resize(bytes_.size() + padding);
   }
   std::vector<std::byte> take() { return std::move(bytes_); }
 
@@ -58,12 +62,14 @@ class MessageReader {
     if (value > bytes_.size() - at_) good_ = false;
     return good_ ? static_cast<std::size_t>(value) : 0;
   }
-  std::vector<std::byte> raw() {
-    const std::size_t size = count();
-    std::vector<std::byte> bytes(bytes_.begin() + static_cast<std::ptrdiff_t>(at_),
-                                 bytes_.begin() + static_cast<std::ptrdiff_t>(at_ + size));
-    at_ += size;
-    return bytes;
+  /// A stretch of bytes, aligned: where it begins, and how long it is.
+  std::pair<std::size_t, std::size_t> stretch() {
+    const std::size_t size = count(), padding = static_cast<std::size_t>(number());
+    if (padding >= kAlign || padding + size > bytes_.size() - at_) good_ = false;
+    if (!good_) return {0, 0};
+    const std::size_t begin = at_ + padding;
+    at_ = begin + size;
+    return {begin, size};
   }
   std::vector<int> numbers() {
     std::vector<int> values(count());
@@ -96,8 +102,8 @@ std::uint64_t hash_keys(std::span<const Segment> segments) {
   return XXH64(segments.data(), segments.size_bytes(), segments.size());
 }
 
-std::vector<std::byte> encode(const Message& message) {
-  MessageWriter writer(message.values.size() + 64 + 10 * message.segments.size());
+std::vector<std::byte> encode_head(const Message& message) {
+  MessageWriter writer(64 + 10 * message.segments.size());
   writer.number(static_cast<std::uint64_t>(message.kind));
   writer.number(static_cast<std::uint64_t>(message.op));
   writer.number(static_cast<std::uint64_t>(message.encoding));
@@ -128,12 +134,20 @@ std::vector<std::byte> encode(const Message& message) {
     writer.number(static_cast<std::uint64_t>(message.view.copies));
     writer.number(static_cast<std::uint64_t>(message.view.points));
   }
-  writer.raw(message.values);
+  writer.number(message.values.size());
+  writer.align();
   return writer.take();
 }
 
-std::optional<Message> decode_message(std::span<const std::byte> bytes) {
-  MessageReader reader(bytes);
+std::vector<std::byte> encode(const Message& message) {
+  std::vector<std::byte> bytes = encode_head(message);
+  bytes.insert(bytes.end(), message.values.begin(), message.values.end());
+  return bytes;
+}
+
+std::optional<Message> decode_message(std::vector<std::byte> mail) {
+  const auto bytes = std::make_shared<const std::vector<std::byte>>(std::move(mail));  // with the message's values
+  MessageReader reader(*bytes);
   Message message;
   const std::uint64_t kind = reader.number(), op = reader.number(), encoding = reader.number();
   if (kind > static_cast<std::uint64_t>(Message::Kind::kStop) || op > 2 || encoding > 2) return std::nullopt;
@@ -173,8 +187,9 @@ std::optional<Message> decode_message(std::span<const std::byte> bytes) {
     message.view.copies = static_cast<int>(reader.number());
     message.view.points = static_cast<int>(reader.number());
   }
-  message.values = reader.raw();
+  const auto [begin, size] = reader.stretch();
   if (!reader.at_end()) return std::nullopt;
+  message.values = SharedBytes(bytes, begin, size);
   return message;
 }
 

@@ -14,6 +14,7 @@
 
 #include "trireme/ps/range_clocks.h"
 #include "trireme/ps/ring.h"
+#include "trireme/ps/shared_bytes.h"
 
 namespace trireme::ps {
 
@@ -63,7 +64,7 @@ struct Message {
   std::vector<int> chain = {};
   std::vector<RangeClock> clocks = {};
   View view = {};
-  std::vector<std::byte> values = {};
+  SharedBytes values = {};
   bool operator==(const Message&) const = default;
 };
 
@@ -72,9 +73,11 @@ struct Outgoing {
   Message message;
 };
 
+/// All but the values, which follow.
+std::vector<std::byte> encode_head(const Message& message);
 std::vector<std::byte> encode(const Message& message);
-/// Nothing when the bytes are no message.
-std::optional<Message> decode_message(std::span<const std::byte> bytes);
+/// Nothing when the bytes are no message. Its values are a stretch of them.
+std::optional<Message> decode_message(std::vector<std::byte> bytes);
 std::uint64_t hash_keys(std::span<const Segment> segments);
 
 }  // namespace trireme::ps

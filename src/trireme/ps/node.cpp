@@ -18,7 +18,7 @@ void Outbox::add(std::vector<Outgoing> messages) {
   for (Outgoing& outgoing : messages) {
     const auto now = QueueMeter::now();
     meter_.arrive(now);
-    waiting_[outgoing.to].push_back({encode(outgoing.message), now});
+    waiting_[outgoing.to].push_back({encode_head(outgoing.message), std::move(outgoing.message.values), now});
   }
   pump();
 }
@@ -26,7 +26,8 @@ void Outbox::add(std::vector<Outgoing> messages) {
 bool Outbox::pump() {
   bool empty = true;
   for (auto& [to, queue] : waiting_) {
-    while (!queue.empty() && mailbox_.try_post(to, kMailTag, 0, queue.front().bytes)) {
+    while (!queue.empty() && mailbox_.try_post_parts(to, kMailTag, 0, queue.front().head,
+                                                     {queue.front().values.data(), queue.front().values.size()})) {
       meter_.depart(queue.front().since);
       queue.pop_front();
     }
@@ -53,7 +54,7 @@ std::optional<Received> next_message(comm::Mailbox& mailbox, Outbox& outbox) {
     std::this_thread::sleep_for(100us);
     return std::nullopt;
   }
-  std::optional<Message> message = decode_message(mail->bytes);
+  std::optional<Message> message = decode_message(std::move(mail->bytes));
   if (!message) throw CommError(fmt::format("node {} sent what is no message of parameter servers", mail->from));
   return Received{mail->from, *std::move(message)};
 }
@@ -61,6 +62,9 @@ std::optional<Received> next_message(comm::Mailbox& mailbox, Outbox& outbox) {
 ServeReport serve(comm::Mailbox& mailbox, Server& server, int manager, bool join,
                   const std::function<bool(const Server&)>& until) {
   Outbox outbox(mailbox);
+  const auto report = [&]() -> ServeReport {
+    return {server.counters(), mailbox.queue(), server.queue(), outbox.queue()};
+  };
   if (join) outbox.add({{manager, {.kind = Message::Kind::kJoin, .node = mailbox.address(), .is_server = true}}});
   while (!server.stopped() && !server.retired()) {
     std::optional<Received> received = next_message(mailbox, outbox);
@@ -74,13 +78,14 @@ ServeReport serve(comm::Mailbox& mailbox, Server& server, int manager, bool join
     for (int i = 0; i < kMailTogether; ++i) {
       std::optional<comm::Mail> mail = mailbox.try_receive(kMailTag);
       if (!mail) break;
-      if (std::optional<Message> message = decode_message(mail->bytes)) server.receive(mail->from, *std::move(message));
-      if (until && until(server)) return {server.counters(), outbox.queue()};
+      if (std::optional<Message> message = decode_message(std::move(mail->bytes)))
+        server.receive(mail->from, *std::move(message));
+      if (until && until(server)) return report();
     }
     server.flush();
     outbox.add(server.take_outgoing());
   }
-  return {server.counters(), outbox.queue()};
+  return report();
 }
 
 void manage(comm::Mailbox& mailbox, Manager& manager, const std::function<void(Manager&)>& each) {
@@ -135,7 +140,7 @@ void Client::wait(Worker::TaskId task) {
 void Client::poll() {
   outbox_.pump();
   while (std::optional<comm::Mail> mail = mailbox_.try_receive(kMailTag)) {
-    if (std::optional<Message> message = decode_message(mail->bytes))
+    if (std::optional<Message> message = decode_message(std::move(mail->bytes)))
       take_message(Received{mail->from, *std::move(message)});
   }
 }

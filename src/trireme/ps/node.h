@@ -32,7 +32,8 @@ class Outbox {
 
  private:
   struct Waiting {
-    std::vector<std::byte> bytes;
+    std::vector<std::byte> head;
+    SharedBytes values;
     QueueMeter::Nanoseconds since;
   };
   comm::Mailbox& mailbox_;
@@ -49,7 +50,10 @@ std::optional<Received> next_message(comm::Mailbox& mailbox, Outbox& outbox);
 
 struct ServeReport {
   ServerCounters counters;
-  QueueReading outbox;  ///< answers and copies that waited for credit
+  // Its queues, by Little's law: none of them may grow without end.
+  QueueReading mailbox = {};   ///< mail that had come and was not taken
+  QueueReading requests = {};  ///< pushes and pulls that waited for copies, keys or other workers
+  QueueReading outbox = {};    ///< answers and copies that waited for credit
 };
 
 /// Serves until the manager says that the job is over, the server has left, or `until`, asked after every message, says
@@ -79,6 +83,9 @@ class Client {
   void leave();
 
   Worker& worker() { return worker_; }
+  const Worker& worker() const { return worker_; }
+  /// Messages that waited for credit.
+  QueueReading outbox() const { return outbox_.queue(); }
 
  private:
   void take_message(std::optional<Received> received);

@@ -13,7 +13,7 @@ constexpr std::size_t kExactSegments = 64;  // beyond them a push's clocks are t
 constexpr std::size_t kMostKeyLists = 256;  // of a worker; beyond them lists are sent anew
 
 template <typename T>
-void add_values(std::vector<std::byte>& sum, const std::vector<std::byte>& values) {
+void add_values(std::vector<std::byte>& sum, const SharedBytes& values) {
   for (std::size_t at = 0; at + sizeof(T) <= sum.size(); at += sizeof(T)) {
     T a, b;
     std::memcpy(&a, sum.data() + at, sizeof(T));
@@ -106,9 +106,7 @@ void Server::adopt(const View& view) {
   clocks_.keep(present_);
   owned_ = owned_by(now, options_.address);
   plan_copies(before);
-  pending_.clear();  // whoever waits for an answer asks again
-  behind_.clear();
-  held_.clear();
+  forget_waiting();  // whoever waits for an answer asks again
   Message lost{.kind = Message::Kind::kLost, .epoch = view_.epoch, .node = options_.address};
   for (const PlacedRange& range : owned_) {
     for (const Segment& part : present_.missing(range.keys)) lost.segments.push_back(part);
@@ -117,6 +115,22 @@ void Server::adopt(const View& view) {
   told_whole_ = false;
   report_whole();
   for (auto& [from, message] : std::exchange(early_, {})) receive(from, std::move(message));
+}
+
+void Server::forget_waiting() {
+  for (const Pending& pending : std::exchange(pending_, {})) meter_.depart(pending.since);
+  for (const auto& [from, queue] : std::exchange(behind_, {})) {
+    for (const Behind& each : queue) meter_.depart(each.since);
+  }
+  for (const auto& [task, contributions] : std::exchange(held_, {})) {
+    for (const auto& [worker, contribution] : contributions) meter_.depart(contribution.since);
+  }
+}
+
+QueueMeter::Nanoseconds Server::begin_wait() {
+  const auto now = QueueMeter::now();
+  meter_.arrive(now);
+  return now;
 }
 
 /// Lanes of the new view, with what their chains lack.
@@ -198,25 +212,27 @@ bool Server::resolve_keys(int from, Message& message) {
 
 void Server::take_request(int from, Message message) {
   if (const auto waiting = behind_.find(from); waiting != behind_.end()) {
-    std::deque<Message>& queue = waiting->second;
-    const bool awaited = message.has_keys && message.kind == queue.front().kind && message.task == queue.front().task &&
-                         message.part == queue.front().part;
+    std::deque<Behind>& queue = waiting->second;
+    const Message& first = queue.front().message;
+    const bool awaited =
+        message.has_keys && message.kind == first.kind && message.task == first.task && message.part == first.part;
     if (!awaited) {  // a worker's pushes stay in order, or a later one would pass for all before it
-      queue.push_back(std::move(message));
+      queue.push_back({std::move(message), begin_wait()});
       return;
     }
-    std::deque<Message> rest = std::move(queue);
-    rest.pop_front();
+    std::deque<Behind> rest = std::move(queue);
     behind_.erase(waiting);
+    for (const Behind& each : rest) meter_.depart(each.since);
+    rest.pop_front();
     resolve_keys(from, message);
     carry_out(from, std::move(message));
-    for (Message& next : rest) take_request(from, std::move(next));
+    for (Behind& next : rest) take_request(from, std::move(next.message));
     return;
   }
   if (!resolve_keys(from, message)) {
     outgoing_.push_back(
         {from, {.kind = Message::Kind::kNeedKeys, .epoch = view_.epoch, .task = message.task, .part = message.part}});
-    behind_[from].push_back(std::move(message));
+    behind_[from].push_back({std::move(message), begin_wait()});
     return;
   }
   carry_out(from, std::move(message));
@@ -231,8 +247,8 @@ void Server::carry_out(int from, Message message) {
   }
   if (message.kind == Message::Kind::kPull) return take_pull(from, message);
   if (options_.aggregate && message.op == Message::Op::kUpdate) return hold_push(from, std::move(message));
-  const std::vector<std::byte> values = decode_values(message, options_.type);
-  apply_push(message, {static_cast<int>(message.node)}, values);
+  const SharedBytes values = decode_values(message, options_.type);
+  apply_push(message, {static_cast<int>(message.node)}, {values.data(), values.size()});
   answer(from, {.kind = Message::Kind::kPushed, .task = message.task, .part = message.part}, message.segments);
 }
 
@@ -249,15 +265,16 @@ void Server::hold_push(int from, Message message) {
   const auto key = std::pair(message.task, hash_keys(message.segments));
   auto& contributions = held_[key];
   const int worker = static_cast<int>(message.node);
-  contributions[worker] = {from, std::move(message)};
+  Contribution& contribution = contributions[worker];
+  contribution = {from, std::move(message), contribution.since != 0 ? contribution.since : begin_wait()};
   if (!std::ranges::all_of(view_.workers, [&](int each) { return contributions.contains(each); })) return;
   std::vector<std::byte> sum;
   std::vector<int> workers;
-  for (const auto& [each, contribution] : contributions) {
-    std::vector<std::byte> values = decode_values(contribution.message, options_.type);
+  for (const auto& [each, one] : contributions) {
+    const SharedBytes values = decode_values(one.message, options_.type);
     workers.push_back(each);
     if (sum.empty()) {
-      sum = std::move(values);
+      sum.assign(values.begin(), values.end());
       continue;
     }
     TRIREME_CHECK(values.size() == sum.size(), "worker {} pushed {} bytes where others pushed {}", each, values.size(),
@@ -267,10 +284,10 @@ void Server::hold_push(int from, Message message) {
   const std::map<int, Contribution> complete = std::move(contributions);
   held_.erase(key);
   apply_push(complete.begin()->second.message, workers, sum);
-  for (const auto& [each, contribution] : complete) {
-    answer(contribution.from,
-           {.kind = Message::Kind::kPushed, .task = contribution.message.task, .part = contribution.message.part},
-           contribution.message.segments);
+  for (const auto& [each, taken] : complete) {
+    meter_.depart(taken.since);
+    answer(taken.from, {.kind = Message::Kind::kPushed, .task = taken.message.task, .part = taken.message.part},
+           taken.message.segments);
   }
 }
 
@@ -323,7 +340,7 @@ void Server::take_pull(int from, const Message& message) {
   values.reserve(count_keys(message.segments) * each);
   for (const Segment& segment : message.segments)
     values.insert(values.end(), plane + segment.begin * each, plane + segment.end * each);
-  encode_values(reply, values, options_.type, message.encoding);
+  encode_values(reply, std::move(values), options_.type, message.encoding);
   for (const Segment& segment : message.segments) {
     for_lanes(segment, [&](std::size_t lane, const Segment& part) {
       if (!lanes_[lane].is_whole()) lanes_[lane].dirty.add(part);
@@ -382,7 +399,7 @@ void Server::answer(int to, Message answer, const std::vector<Segment>& touched)
   for (const Segment& segment : touched) {
     for_lanes(segment, [&](std::size_t lane, const Segment&) { lanes.insert(lane); });
   }
-  Pending pending{.to = to, .answer = std::move(answer), .needs = {}};
+  Pending pending{.to = to, .answer = std::move(answer), .needs = {}, .since = 0};
   for (const std::size_t lane : lanes) {
     const std::uint64_t needed = lanes_[lane].issued + (lanes_[lane].dirty.empty() ? 0 : 1);
     if (lanes_[lane].chain.size() > 1 && needed > lanes_[lane].acked) pending.needs.emplace_back(lane, needed);
@@ -391,6 +408,7 @@ void Server::answer(int to, Message answer, const std::vector<Segment>& touched)
     outgoing_.push_back({to, std::move(pending.answer)});
     return;
   }
+  pending.since = begin_wait();
   pending_.push_back(std::move(pending));
   counters_.most_pending = std::max(counters_.most_pending, static_cast<std::int64_t>(pending_.size()));
 }
@@ -491,6 +509,7 @@ void Server::answer_settled() {
   for (Pending& pending : std::exchange(pending_, {})) {
     std::erase_if(pending.needs, [&](const auto& need) { return lanes_[need.first].acked >= need.second; });
     if (pending.needs.empty()) {
+      meter_.depart(pending.since);
       outgoing_.push_back({pending.to, std::move(pending.answer)});
     } else {
       waiting.push_back(std::move(pending));

@@ -22,6 +22,7 @@
 #include <utility>
 #include <vector>
 
+#include "trireme/base/queue_meter.h"
 #include "trireme/ps/filters.h"
 #include "trireme/ps/message.h"
 #include "trireme/ps/update_rule.h"
@@ -64,6 +65,8 @@ class Server {
   const ServerCounters& counters() const { return counters_; }
   const RangeClocks& clocks() const { return clocks_; }
   std::uint64_t version() const { return version_; }
+  /// Requests that wait here, for copies, keys or other workers' pushes, by Little's law.
+  QueueReading queue() const { return meter_.read(); }
   /// Of the weights that it holds, for tests; others are 0.
   std::vector<double> weights() const;
   const SegmentSet& present() const { return present_; }
@@ -86,10 +89,16 @@ class Server {
     int to;
     Message answer;
     std::vector<std::pair<std::size_t, std::uint64_t>> needs;  // lane, its copy
+    QueueMeter::Nanoseconds since = 0;
   };
   struct Contribution {
     int from;
     Message message;
+    QueueMeter::Nanoseconds since = 0;
+  };
+  struct Behind {
+    Message message;
+    QueueMeter::Nanoseconds since = 0;
   };
 
   void adopt(const View& view);
@@ -98,6 +107,8 @@ class Server {
   bool resolve_keys(int from, Message& message);
   void carry_out(int from, Message message);
   void hold_push(int from, Message message);
+  QueueMeter::Nanoseconds begin_wait();
+  void forget_waiting();
   void apply_push(const Message& message, const std::vector<int>& workers, std::span<const std::byte> values);
   void take_pull(int from, const Message& message);
   void take_copy(Message message);
@@ -133,9 +144,10 @@ class Server {
   std::deque<Pending> pending_;
   std::vector<std::pair<int, Message>> early_;
   std::map<int, std::map<std::uint64_t, std::vector<Segment>>> key_lists_;  // by worker and hash
-  std::map<int, std::deque<Message>> behind_;  // a worker's messages after one whose keys are awaited
+  std::map<int, std::deque<Behind>> behind_;  // a worker's messages after one whose keys are awaited
   std::map<std::pair<std::uint64_t, std::uint64_t>, std::map<int, Contribution>> held_;  // by task, hash of keys
   std::vector<Outgoing> outgoing_;
+  QueueMeter meter_;
   ServerCounters counters_;
 };
 

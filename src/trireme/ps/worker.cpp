@@ -16,6 +16,7 @@ Worker::Worker(const WorkerOptions& options) : options_(options) {}
 
 Worker::TaskId Worker::push(Push push, std::vector<TaskId> after) {
   Task task;
+  task.values = std::make_shared<const std::vector<std::byte>>(std::move(push.values));
   task.push = std::move(push);
   return add(std::move(task), std::move(after));
 }
@@ -107,7 +108,6 @@ void Worker::send(TaskId id, Task& task) {
   }
   split(task);
   task.versions.clear();
-  if (!task.is_push) task.pulled.assign(count_keys(task.pull.segments) * value_bytes(options_.type), std::byte{0});
   for (std::size_t part = 0; part < task.parts.size(); ++part)
     send_part(task, part, /*with_keys=*/!options_.filters.key_caching);
   if (task.parts.empty()) finish(id);
@@ -125,6 +125,8 @@ void Worker::send_part(const Task& task, std::size_t index, bool with_keys) {
                   .plane = task.is_push ? task.push.plane : task.pull.plane,
                   .rate = task.push.rate,
                   .encoding = options_.filters.encoding};
+  // Weights are not rounded: they would stay so, where what a rounded gradient lacks is small beside the step.
+  if (!task.is_push && message.encoding == Encoding::kFixed16) message.encoding = Encoding::kRaw;
   message.key_hash = hash_keys(part.segments);
   // Lists that go out once are remembered at both ends; a server that has forgotten asks.
   std::set<std::uint64_t>& known = known_keys_[part.server];
@@ -133,22 +135,23 @@ void Worker::send_part(const Task& task, std::size_t index, bool with_keys) {
   if (message.has_keys) message.segments = part.segments;
   if (task.is_push) {
     const std::uint64_t keys = count_keys(task.push.segments);
-    const std::size_t planes = keys > 0 ? task.push.values.size() / (keys * each) : 0;
-    std::vector<std::byte> values;
-    values.reserve(count_keys(part.segments) * planes * each);
-    for (std::size_t plane = 0; plane < planes; ++plane) {
-      for (std::size_t i = 0; i < part.segments.size(); ++i) {
-        const std::byte* from = task.push.values.data() + (plane * keys + part.offsets[i]) * each;
-        values.insert(values.end(), from, from + part.segments[i].size() * each);
-      }
-    }
-    if (options_.filters.encoding == Encoding::kRaw) {
-      message.raw_bytes = values.size();
-      message.values = std::move(values);
+    const std::size_t planes = keys > 0 ? task.values->size() / (keys * each) : 0;
+    SharedBytes values;
+    if (planes == 1 && part.segments.size() == 1) {
+      values = SharedBytes(task.values, part.offsets[0] * each, part.segments[0].size() * each);
     } else {
-      encode_values(message, values, options_.type,
-                    task.push.op == Message::Op::kAssign ? Encoding::kRaw : options_.filters.encoding);
+      std::vector<std::byte> gathered;
+      gathered.reserve(count_keys(part.segments) * planes * each);
+      for (std::size_t plane = 0; plane < planes; ++plane) {
+        for (std::size_t i = 0; i < part.segments.size(); ++i) {
+          const std::byte* from = task.values->data() + (plane * keys + part.offsets[i]) * each;
+          gathered.insert(gathered.end(), from, from + part.segments[i].size() * each);
+        }
+      }
+      values = std::move(gathered);
     }
+    encode_values(message, std::move(values), options_.type,
+                  task.push.op == Message::Op::kAssign ? Encoding::kRaw : options_.filters.encoding);
   }
   ++counters_.sent_messages;
   counters_.sent_bytes += static_cast<std::int64_t>(message.values.size() + sizeof(Segment) * message.segments.size());
@@ -201,9 +204,11 @@ void Worker::receive(int from, Message message) {
   if (!expected) return;
   if (!task.is_push) {
     const std::size_t each = value_bytes(options_.type);
-    const std::vector<std::byte> values = decode_values(message, options_.type);
+    const SharedBytes values = decode_values(message, options_.type);
     TRIREME_CHECK(values.size() == count_keys(part.segments) * each, "server {} answered a pull with {} bytes", from,
                   values.size());
+    // Not before: the first touch of so much memory takes as long as a message, and servers are at work meanwhile.
+    task.pulled.resize(count_keys(task.pull.segments) * each);
     const std::byte* at = values.data();
     for (std::size_t i = 0; i < part.segments.size(); ++i) {
       std::memcpy(task.pulled.data() + part.offsets[i] * each, at, part.segments[i].size() * each);

@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <optional>
 #include <set>
 #include <span>
@@ -80,8 +81,9 @@ class Worker {
   };
   struct Task {
     bool is_push = true;
-    Push push;
+    Push push;  // its values are in `values`
     Pull pull;
+    std::shared_ptr<const std::vector<std::byte>> values;  // by the messages that carry stretches of them
     std::set<TaskId> after;
     std::uint64_t order = 0;  // among pushes, or pulls, that were sent; 0: not yet
     std::vector<Part> parts;

@@ -3,6 +3,14 @@
 #include <fmt/format.h>
 
 namespace trireme::spec {
+namespace {
+
+constexpr Named<PushEncoding> kEncodings[] = {
+    {"none", PushEncoding::kNone}, {"zstd", PushEncoding::kZstd}, {"fixed16", PushEncoding::kFixed16}};
+
+}  // namespace
+
+std::span<const Named<PushEncoding>> enum_names(std::type_identity<PushEncoding>) { return kEncodings; }
 
 void describe(config::Section<DownpourConfig>& section) {
   section.meaning("asynchronous replicas around parameter servers (DistBelief); read where train.mode = \"downpour\"");
@@ -28,6 +36,16 @@ void describe(config::Section<DownpourConfig>& section) {
       .field("warm_start", &DownpourConfig::warm_start,
              "steps that the first replica takes alone before the others begin; 0: none")
       .at_least(0);
+  section.field("encoding", &DownpourConfig::encoding,
+                "how pushed values travel: none, zstd (without loss) or fixed16 (rounded to 16 bits)");
+  section
+      .field("significant", &DownpourConfig::significant,
+             "gradients that are not above this wait, and are added to the next push; 0: all are pushed")
+      .at_least(0);
+  section
+      .field("skip", &DownpourConfig::skip,
+             "probability with which a block of 64 gradients waits for the next push, to which it is added")
+      .range(0, 0.99);
 }
 
 std::vector<config::Problem> find_problems(const DownpourConfig& downpour) {

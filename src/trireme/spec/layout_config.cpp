@@ -115,7 +115,8 @@ void describe(config::Section<PipelineConfig>& section) {
       "split", &PipelineConfig::split,
       "how layers are assigned to stages: count (equal layers), size (equal parameters), time (equal measured "
       "time), pipedream (its planner; a stage may have several ranks), or the entries at which chunks begin: "
-      "layers.3,layers.5; size:2,1 and time:2,1 for stages on ranks of these relative speeds");
+      "layers.3,layers.5; size:2,1 and time:2,1 for stages on ranks of these relative speeds; with schedule hetpipe "
+      "also one for each virtual worker, size:2,1;size:1,2");
   section.field("stage_ranks", &PipelineConfig::stage_ranks,
                 "ranks of each stage, which deal its micro-batches out in turn (PipeDream's replicated stages), with "
                 "schedule 1f1b or pipedream: [3, 1]; empty: one rank a stage, or what split = \"pipedream\" finds");

@@ -131,6 +131,17 @@ SplitSpeeds split_speeds(const std::string& split) {
   return found.speeds.empty() ? SplitSpeeds{split, {}} : found;
 }
 
+std::vector<std::string> worker_splits(const std::string& split) {
+  std::vector<std::string> splits;
+  for (const std::string& part : trireme::split(split, ';')) splits.emplace_back(trimmed(part));
+  return splits;
+}
+
+std::string split_of_worker(const std::string& split, int worker) {
+  const std::vector<std::string> splits = worker_splits(split);
+  return splits[std::min(static_cast<std::size_t>(worker), splits.size() - 1)];
+}
+
 std::int64_t steps_between_drains(const Recipe& recipe, bool asynchronous) {
   // Longer tables gain nothing: filling a pipeline takes a few micro-batches.
   constexpr std::int64_t kMostByItself = 128;

@@ -133,6 +133,11 @@ struct SplitSpeeds {
   std::vector<double> speeds;
 };
 SplitSpeeds split_speeds(const std::string& split);
+/// "size:2,1;layers.1": a split for each virtual worker (HetPipe), which then cut the model at different entries. One
+/// for all of them where there is no semicolon.
+std::vector<std::string> worker_splits(const std::string& split);
+/// That of one virtual worker.
+std::string split_of_worker(const std::string& split, int worker);
 /// Steps between flushes of a pipeline: pipeline.drain_every; where it is not given 1, and of asynchronous schedules
 /// what divides the steps of evaluations, checkpoints and hashes.
 std::int64_t steps_between_drains(const Recipe& recipe, bool asynchronous);

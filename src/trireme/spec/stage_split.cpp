@@ -149,10 +149,11 @@ std::vector<ChunkShare> balanced_shares(int layers, int chunks, double embedding
   return shares;
 }
 
-std::vector<ChunkShare> chunk_shares(const ModelShape& shape, const PipelineConfig& pipeline, int chunks) {
-  if (pipeline.split == "count" || shape.num_encoder_layers > 0) return even_shares(shape, chunks);
+std::vector<ChunkShare> chunk_shares(const ModelShape& shape, const PipelineConfig& pipeline, int chunks, int worker) {
+  const std::string split = split_of_worker(pipeline.split, worker);
+  if (split == "count" || shape.num_encoder_layers > 0) return even_shares(shape, chunks);
   const int layers = static_cast<int>(shape.num_layers);
-  const auto [how, speeds] = split_speeds(pipeline.split);
+  const auto [how, speeds] = split_speeds(split);
   if (how == "size") {
     const ParameterCount count = count_parameters(shape);
     const double layer = static_cast<double>(count.layers) / layers;
@@ -164,7 +165,7 @@ std::vector<ChunkShare> chunk_shares(const ModelShape& shape, const PipelineConf
     return balanced_shares(layers, chunks, 0, (flops.mtp + flops.head) * layers / (flops.projections + flops.attention),
                            speeds);
   }
-  return listed_shares(shape, pipeline.split, chunks);
+  return listed_shares(shape, split, chunks);
 }
 
 std::string to_split(const std::vector<ChunkShare>& shares) {

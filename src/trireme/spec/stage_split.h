@@ -34,8 +34,9 @@ std::vector<ChunkShare> balanced_shares(int layers, int chunks, double embedding
 
 /// What pipeline.split makes of a model: "count" and listed entries as they say; "size", "time" and "pipedream"
 /// balanced by parameters or FLOPs, where the run goes by what it counts or measures. ConfigError where a list does not
-/// fit.
-std::vector<ChunkShare> chunk_shares(const ModelShape& shape, const PipelineConfig& pipeline, int chunks);
+/// fit. `worker`: of virtual workers with splits of their own, which one.
+std::vector<ChunkShare> chunk_shares(const ModelShape& shape, const PipelineConfig& pipeline, int chunks,
+                                     int worker = 0);
 
 /// "layers.7,layers.15": shares as pipeline.split writes them.
 std::string to_split(const std::vector<ChunkShare>& shares);

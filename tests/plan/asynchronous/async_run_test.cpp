@@ -51,6 +51,19 @@ TEST(AsyncRun, HelpersBringASlowWorkerNearTheBalancedStep) {
   EXPECT_LE(step(AsyncMode::kFlexRr), 1.15 * balanced);
 }
 
+TEST(AsyncRun, PortionsWithBackupTasksMakeASlowWorkerCheap) {
+  const AsyncCluster slow{.workers = 8, .slow_share = 1.0 / 8, .slow_factor = 10, .jitter = 0, .exchange_seconds = 0};
+  const auto step = [&](AsyncMode mode, int portions) {
+    AsyncOptions options{.portions = portions};
+    return 8 / simulated(mode, slow, options).throughput;
+  };
+  EXPECT_NEAR(step(AsyncMode::kSynchronous, 50), 10, 1e-9);
+  // 7.1 workers' worth of 8: 8 / 7.1 = 1.13 at best.
+  EXPECT_GE(step(AsyncMode::kSandblaster, 50), 8 / 7.1 - 1e-9);
+  EXPECT_LE(step(AsyncMode::kSandblaster, 50), 1.3);
+  EXPECT_GT(step(AsyncMode::kSandblaster, 1), 1.9) << "whole minibatches: somebody does two";
+}
+
 TEST(AsyncRun, WavesHideHiccupsThatABarrierWaitsFor) {
   const AsyncCluster cluster{.workers = 64, .jitter = 0, .hiccup_share = 0.01, .hiccup_factor = 10, .seed = 2};
   const double near = simulated(AsyncMode::kHetPipe, cluster, {.delay = 0}).throughput;

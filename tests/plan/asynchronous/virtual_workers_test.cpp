@@ -76,6 +76,16 @@ TEST(VirtualWorkers, CutsAreTheBestOfAllCuts) {
   EXPECT_NEAR(cut->slowest, best, 1e-12);
 }
 
+TEST(VirtualWorkers, ACutIsTheSplitOfARecipe) {
+  const std::vector<UnequalLayer> layers(7,
+                                         {.cost = 1, .weight_bytes = 1, .output_bytes = 0});  // six blocks and a head
+  const auto fast_first = cut_for({{"V", 6, 0}, {"Q", 1, 0}}, layers, 1e3, 1);
+  ASSERT_TRUE(fast_first);
+  EXPECT_EQ(to_split({.order = {0, 1}, .begins = {0, 6}}, 6), "norm");
+  EXPECT_EQ(to_split({.order = {0, 1, 2}, .begins = {0, 2, 5}}, 6), "layers.2,layers.5");
+  EXPECT_EQ(to_split(*fast_first, 6), fast_first->order.front() == 0 ? "norm" : "layers.1");
+}
+
 TEST(VirtualWorkers, MemoryLimitsWhatIsInFlight) {
   const std::vector<UnequalDevice> worker{{"V", 4, 12}, {"Q", 1, 8}};
   const std::vector<UnequalLayer> layers(6, {.cost = 1, .weight_bytes = 1, .output_bytes = 0.2});

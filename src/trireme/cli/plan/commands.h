@@ -12,6 +12,7 @@ void add_plan_roofline(Command& plan, Context& context);
 void add_plan_scaling(Command& plan, Context& context);
 void add_plan_batch(Command& plan, Context& context);
 void add_plan_in_flight(Command& plan, Context& context);
+void add_plan_virtual_workers(Command& plan, Context& context);
 
 /// Below `simulate`.
 void add_simulate_asynchronous(Command& simulate, Context& context);

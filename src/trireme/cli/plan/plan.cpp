@@ -213,6 +213,7 @@ void add_plan_command(Command& app, Context& context) {
   add_plan_scaling(command, context);
   add_plan_batch(command, context);
   add_plan_in_flight(command, context);
+  add_plan_virtual_workers(command, context);
   command.callback([&context, options, &command] {
     if (command.has_chosen_subcommand()) return;  // that one has left what is to be done
     context.run = [&context, options] { return run_plan(*options, context); };

@@ -127,7 +127,7 @@ int run_async(const AsyncCommandOptions& given, Context& context) {
 void add_simulate_asynchronous(Command& simulate, Context& context) {
   Command& command = simulate.add_subcommand(
       "asynchronous",
-      "Parameter servers, Downpour, HetPipe, AMPNet, FlexRR and Proteus by discrete events: time to loss");
+      "Parameter servers, Downpour, Sandblaster, HetPipe, AMPNet, FlexRR and Proteus by discrete events: time to loss");
   const auto options =
       std::make_shared<AsyncCommandOptions>();  // shared with the callback, which outlives this function
   std::vector<std::string> names;
@@ -178,6 +178,9 @@ void add_simulate_asynchronous(Command& simulate, Context& context) {
       .type_name("N");
   command.add_option("--graph-nodes", options->run.graph_nodes, "Workers of a graph of AMPNet")
       .within(1, 100000)
+      .type_name("N");
+  command.add_option("--portions", options->run.portions, "Of a minibatch, for Sandblaster")
+      .within(1, 1000)
       .type_name("N");
   command.add_option("--evictions", options->run.evictions_per_hour, "Of a spot machine in an hour, for Proteus")
       .not_negative()

@@ -58,6 +58,11 @@ void check_mpi(int code, const char* what) {
   throw CommError(fmt::format("{}: {}", what, std::string(text, static_cast<std::size_t>(length))));
 }
 
+std::recursive_mutex& mpi_calls() {
+  static std::recursive_mutex mutex;  // MPI is one a process, and so is this
+  return mutex;
+}
+
 MPI_Datatype mpi_type(DType type) {
   switch (type) {
     case DType::kF32:

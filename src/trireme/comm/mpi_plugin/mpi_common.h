@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <map>
+#include <mutex>
 #include <string>
 
 #include "trireme/comm/call.h"
@@ -22,6 +23,10 @@ void check_mpi(int code, const char* what);
 MPI_Datatype mpi_type(DType type);
 /// Average maps to the sum. Half-precision types get operations of ours: MPI has none.
 MPI_Op mpi_op(DType type, Reduce reduce);
+
+/// Held around calls of MPI: those of groups come under their engine's lock, mail comes from a thread of its own, and
+/// MPI was promised one at a time (MPI_THREAD_SERIALIZED).
+std::recursive_mutex& mpi_calls();
 
 /// MPI counts are ints.
 inline constexpr std::size_t kLargestMessage = std::size_t{1} << 30;

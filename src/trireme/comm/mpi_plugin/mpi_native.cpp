@@ -11,6 +11,7 @@ namespace trireme::comm {
 
 MpiNative::MpiNative(MPI_Comm comm, const Call& call, bool agreed, int& under_way)
     : comm_(comm), call_(call), under_way_(under_way), phase_(agreed ? Phase::kStart : Phase::kAgree) {
+  const std::lock_guard calls(mpi_calls());
   MPI_Comm_rank(comm_, &rank_);
   MPI_Comm_size(comm_, &ranks_);
   ++under_way_;
@@ -19,6 +20,7 @@ MpiNative::MpiNative(MPI_Comm comm, const Call& call, bool agreed, int& under_wa
 MpiNative::~MpiNative() { --under_way_; }
 
 bool MpiNative::test() {
+  const std::lock_guard calls(mpi_calls());
   int flag = 0;
   check_mpi(MPI_Test(&request_, &flag, MPI_STATUS_IGNORE), "waiting for MPI's collective");
   return flag != 0;
@@ -29,6 +31,7 @@ Progress MpiNative::advance(Effort effort) {
   if (phase_ == Phase::kAgree) {
     if (keys_.empty()) {
       keys_.resize(static_cast<std::size_t>(ranks_));
+      const std::lock_guard calls(mpi_calls());
       check_mpi(MPI_Iallgather(&call_.key, sizeof(CallKey), MPI_BYTE, keys_.data(), sizeof(CallKey), MPI_BYTE, comm_,
                                &request_),
                 "comparing calls");
@@ -69,6 +72,7 @@ const int* MpiNative::ints(const Blocks& blocks, std::vector<int>& counts, std::
 }
 
 void MpiNative::start() {
+  const std::lock_guard calls(mpi_calls());
   if (call_.key.count > INT_MAX) {
     throw CommError(fmt::format("{}: MPI counts at most {} elements", describe(call_.key), INT_MAX),
                     "use another algorithm than 'native', or cut the buffer");

@@ -50,6 +50,7 @@ MpiTransfer::~MpiTransfer() {
 }
 
 bool MpiTransfer::test_requests(std::size_t first, std::size_t last) {
+  const std::lock_guard calls(mpi_calls());
   for (std::size_t i = first; i < last; ++i) {
     if (requests_[i] == MPI_REQUEST_NULL) continue;
     int flag = 0;
@@ -62,6 +63,7 @@ bool MpiTransfer::test_requests(std::size_t first, std::size_t last) {
 MpiSend::MpiSend(MpiResources& resources, MPI_Comm comm, int peer, int tag, const CallKey& key, const void* data,
                  std::size_t bytes)
     : MpiTransfer(resources) {
+  const std::lock_guard calls(mpi_calls());
   const bool is_short = bytes <= kShortMessage;
   MessageHeader header{.key = key, .bytes = bytes};
   if (!is_short) header.data_tag = static_cast<int>(kDataTag | (resources.long_messages++ & kDataTagMask));
@@ -88,6 +90,7 @@ Progress MpiSend::advance(Effort) {
 void MpiSend::abandon() noexcept {
   if (done_) return;
   done_ = true;
+  const std::lock_guard calls(mpi_calls());
   // A send cannot be taken back. The peer only reads; what it reads from now on it will not use, for its call has
   // failed too.
   for (MPI_Request& request : requests_) {
@@ -98,12 +101,14 @@ void MpiSend::abandon() noexcept {
 
 MpiRecv::MpiRecv(MpiResources& resources, MPI_Comm comm, int peer, int tag, const CallKey& key, const Sink& sink)
     : MpiTransfer(resources), comm_(comm), peer_(peer), key_(key), sink_(sink) {
+  const std::lock_guard calls(mpi_calls());
   requests_.push_back(MPI_REQUEST_NULL);
   check_mpi(MPI_Irecv(header_.get(), static_cast<int>(kHeaderRoom), MPI_BYTE, peer, tag, comm, &requests_[0]),
             "receiving a message");
 }
 
 void MpiRecv::post_data(int tag) {
+  const std::lock_guard calls(mpi_calls());
   if (sink_.from != nullptr) scratch_ = resources_.take_scratch(sink_.bytes());
   auto* to = sink_.from != nullptr ? scratch_.data() : static_cast<std::byte*>(sink_.to);
   post_long(to, sink_.bytes(), requests_, [&](std::byte* at, int n, MPI_Request* request) {
@@ -152,6 +157,7 @@ Progress MpiRecv::advance(Effort effort) {
 void MpiRecv::abandon() noexcept {
   if (done_) return;
   done_ = true;
+  const std::lock_guard calls(mpi_calls());
   using Clock = std::chrono::steady_clock;
   const auto patience = Clock::now() + std::chrono::seconds(2);
   for (MPI_Request& request : requests_) {

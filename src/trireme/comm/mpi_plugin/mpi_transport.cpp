@@ -2,6 +2,7 @@
 #include <memory>
 
 #include "trireme/base/error.h"
+#include "trireme/comm/mpi_plugin/mpi_mailbox.h"
 #include "trireme/comm/mpi_plugin/mpi_native.h"
 #include "trireme/comm/mpi_plugin/mpi_node.h"
 #include "trireme/comm/mpi_plugin/mpi_plugin.h"
@@ -48,8 +49,13 @@ class MpiTransport final : public Transport {
     MPI_Comm_rank(world_, &rank_);
     MPI_Comm_size(world_, &ranks_);
     node_ = make_mpi_node(world_, ranks_per_node);
+    mail_ = std::make_shared<MpiMailHub>(world_);
+    set_mpi_mail_hub(mail_);
   }
   ~MpiTransport() override {
+    set_mpi_mail_hub(nullptr);
+    mail_->close(library_.gave_up);
+    const std::lock_guard calls(mpi_calls());
     node_.reset();
     if (library_.gave_up) return;
     for (auto& [channel, comm] : comms_) {
@@ -74,6 +80,7 @@ class MpiTransport final : public Transport {
   }
 
   void join(const Members& members) override {
+    const std::lock_guard calls(mpi_calls());
     MPI_Comm comm = world_;
     if (static_cast<int>(members.ranks.size()) != ranks_ || members.channel != 0) {
       MPI_Group everyone = MPI_GROUP_NULL, chosen = MPI_GROUP_NULL;
@@ -99,6 +106,7 @@ class MpiTransport final : public Transport {
   }
   std::unique_ptr<Board> make_board(const Members& members) override {
     if (!node_->can_share(members)) return nullptr;
+    const std::lock_guard calls(mpi_calls());
     MpiAssembly assembly(comms_.at(members.channel));
     return node_->make_board(assembly, members);
   }
@@ -112,6 +120,7 @@ class MpiTransport final : public Transport {
   EventCount* event_count() override { return node_->event_count(); }
   bool event_count_suffices() const override { return resources_.under_way == 0; }
   void broadcast(void* data, std::size_t bytes) {
+    const std::lock_guard calls(mpi_calls());
     check_mpi(MPI_Bcast(data, static_cast<int>(bytes), MPI_BYTE, 0, world_), "telling the ranks");
   }
 
@@ -125,12 +134,23 @@ class MpiTransport final : public Transport {
   MPI_Comm world_ = MPI_COMM_NULL;
   int rank_ = 0, ranks_ = 1;
   std::unique_ptr<SharedNode> node_;
+  std::shared_ptr<MpiMailHub> mail_;                  // with the mailboxes of the process
   std::map<std::uint32_t, MPI_Comm> comms_;           // by channel
   std::map<std::uint32_t, std::vector<int>> places_;  // rank in the communicator by rank in the world
   MpiResources resources_;
 };
 
+/// MPI is one a process, and so is its transport.
+std::weak_ptr<MpiMailHub>& the_mail_hub() {
+  static std::weak_ptr<MpiMailHub> hub;
+  return hub;
+}
+
 }  // namespace
+
+std::shared_ptr<MpiMailHub> mpi_mail_hub() { return the_mail_hub().lock(); }
+void set_mpi_mail_hub(const std::shared_ptr<MpiMailHub>& hub) { the_mail_hub() = hub; }
+
 }  // namespace trireme::comm
 
 extern "C" trireme::comm::Transport* trireme_mpi_transport(int ranks_per_node) {

@@ -115,11 +115,12 @@ void UcxMailbox::post(int to, std::uint32_t tag, int priority, std::span<const s
   wake();
 }
 
-bool UcxMailbox::try_post(int to, std::uint32_t tag, int priority, std::span<const std::byte> bytes) {
+bool UcxMailbox::try_post_parts(int to, std::uint32_t tag, int priority, std::span<const std::byte> head,
+                                std::span<const std::byte> rest) {
   {
     const std::lock_guard lock(mutex_);
-    if (!protocol_->may_post(to, bytes.size())) return false;
-    protocol_->post(to, tag, priority, {bytes.begin(), bytes.end()});
+    if (!protocol_->may_post(to, head.size() + rest.size())) return false;
+    protocol_->post(to, tag, priority, joined_bytes(head, rest));
     peer_at(to);
     pump();
   }
@@ -163,6 +164,11 @@ std::optional<Mail> UcxMailbox::try_receive(std::optional<std::uint32_t> tag) {
 std::vector<Mail> UcxMailbox::take_returned() {
   const std::lock_guard lock(mutex_);
   return protocol_->take_returned();
+}
+
+QueueReading UcxMailbox::queue() const {
+  const std::lock_guard lock(mutex_);
+  return protocol_->queue();
 }
 
 // ---- what UCX tells, from within progress

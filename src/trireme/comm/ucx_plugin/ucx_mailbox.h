@@ -41,11 +41,13 @@ class UcxMailbox final : public Mailbox {
 
   int address() const override { return options_.address; }
   void post(int to, std::uint32_t tag, int priority, std::span<const std::byte> bytes) override;
-  bool try_post(int to, std::uint32_t tag, int priority, std::span<const std::byte> bytes) override;
+  bool try_post_parts(int to, std::uint32_t tag, int priority, std::span<const std::byte> head,
+                      std::span<const std::byte> rest) override;
   Mail receive(std::optional<std::uint32_t> tag) override;
   std::optional<Mail> receive_for(Milliseconds time, std::optional<std::uint32_t> tag) override;
   std::optional<Mail> try_receive(std::optional<std::uint32_t> tag) override;
   std::vector<Mail> take_returned() override;
+  QueueReading queue() const override;
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -103,7 +105,7 @@ class UcxMailbox final : public Mailbox {
   const UcxMailOptions options_;
   std::string session_;
   std::uint64_t incarnation_ = 0;
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::condition_variable changed_;
   UcxContext ucx_;
   std::optional<MailProtocol> protocol_;

@@ -21,7 +21,7 @@ constexpr std::array kAsyncModes{
     Named<AsyncMode>{"bounded", AsyncMode::kBounded},         Named<AsyncMode>{"eventual", AsyncMode::kEventual},
     Named<AsyncMode>{"downpour", AsyncMode::kDownpour},       Named<AsyncMode>{"hetpipe", AsyncMode::kHetPipe},
     Named<AsyncMode>{"ampnet", AsyncMode::kAmpNet},           Named<AsyncMode>{"flexrr", AsyncMode::kFlexRr},
-    Named<AsyncMode>{"proteus", AsyncMode::kProteus},
+    Named<AsyncMode>{"proteus", AsyncMode::kProteus},         Named<AsyncMode>{"sandblaster", AsyncMode::kSandblaster},
 };
 
 /// How long each worker takes for each of its minibatches.
@@ -111,6 +111,43 @@ double helped(std::vector<double> seconds_left_alone, std::size_t& events) {
   }
 }
 
+/// A batch in portions (Dean et al. 2012, 4.2): whoever is free takes the next; when none is left, the portion that is
+/// out longest goes to whoever is free, if that one ends it sooner. `seconds`: of a portion, by worker. When all are
+/// done.
+double portioned(const std::vector<double>& seconds, int each, std::size_t& events) {
+  using Free = std::pair<double, std::size_t>;
+  std::priority_queue<Free, std::vector<Free>, std::greater<>> free;
+  std::vector<double> ends(seconds.size());  // of the portion that a worker has
+  std::deque<std::size_t> out;               // workers with a last portion, the oldest first
+  for (std::size_t worker = 0; worker < seconds.size(); ++worker) free.push({0, worker});
+  for (std::size_t left = seconds.size() * static_cast<std::size_t>(each); left > 0; --left) {
+    const auto [time, worker] = free.top();
+    free.pop();
+    ++events;
+    ends[worker] = time + seconds[worker];
+    free.push({ends[worker], worker});
+  }
+  std::vector<std::pair<double, std::size_t>> begun;
+  for (std::size_t worker = 0; worker < seconds.size(); ++worker)
+    begun.emplace_back(ends[worker] - seconds[worker], worker);
+  std::ranges::sort(begun);
+  for (const auto& [time, worker] : begun) out.push_back(worker);
+  while (!free.empty() && !out.empty()) {
+    const auto [time, worker] = free.top();
+    free.pop();
+    ++events;
+    while (!out.empty() && ends[out.front()] <= time) out.pop_front();
+    if (out.empty()) break;
+    const std::size_t helped_worker = out.front();
+    const double done = time + seconds[worker];
+    if (helped_worker == worker || done >= ends[helped_worker]) continue;
+    out.pop_front();  // two have it now
+    ends[helped_worker] = done;
+    free.push({done, worker});
+  }
+  return *std::ranges::max_element(ends);
+}
+
 void run_synchronous(const AsyncCluster& cluster, const AsyncOptions& options, AsyncResult& result,
                      ProgressAccount& account) {
   const MinibatchTimes times(cluster);
@@ -140,6 +177,11 @@ void run_synchronous(const AsyncCluster& cluster, const AsyncOptions& options, A
         for (std::size_t at = group; at < takes.size(); at += groups) members.push_back(takes[at]);
         longest = std::max(longest, helped(std::move(members), result.events));
       }
+    }
+    if (options.mode == AsyncMode::kSandblaster) {
+      std::vector<double> portions = takes;
+      for (double& seconds : portions) seconds /= options.portions;
+      longest = portioned(portions, options.portions, result.events);
     }
     const double takes_all = longest + cluster.exchange_seconds;
     all += takes_all * static_cast<double>(takes.size());
@@ -409,6 +451,7 @@ AsyncResult simulate_async(const AsyncCluster& cluster, const AsyncOptions& opti
   if (options.mode == AsyncMode::kHetPipe && cluster.workers < options.stages)
     throw ConfigError(fmt::format("{} workers are no virtual worker of {} stages", cluster.workers, options.stages),
                       fmt::format("give at least {} workers", options.stages));
+  if (options.portions < 1) throw ConfigError("a minibatch without portions", "give at least 1");
   if (options.push_every < 1 || options.pull_every < 1)
     throw ConfigError("a worker that never pushes or pulls", "let both happen after 1 minibatch or more");
   if (!std::isfinite(options.loss.progress_until(options.target_loss)))
@@ -421,6 +464,7 @@ AsyncResult simulate_async(const AsyncCluster& cluster, const AsyncOptions& opti
     case AsyncMode::kSynchronous:
     case AsyncMode::kFlexRr:
     case AsyncMode::kProteus:
+    case AsyncMode::kSandblaster:
       run_synchronous(cluster, options, result, account);
       break;
     case AsyncMode::kHetPipe:

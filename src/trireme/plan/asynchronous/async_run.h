@@ -28,6 +28,8 @@ enum class AsyncMode : std::uint8_t {
   kAmpNet,       ///< graphs of `graph_nodes` workers, `keys` instances in flight in each
   kFlexRr,       ///< synchronous, workers of a group of three take slices of the slowest's work
   kProteus,      ///< synchronous, on spot machines of which some are evicted and come back
+  kSandblaster,  ///< batches in portions that whoever is free takes, with backup tasks; the optimizer's steps (L-BFGS)
+                 ///< are counted as gradients
 };
 std::span<const Named<AsyncMode>> enum_names(std::type_identity<AsyncMode>);
 
@@ -51,6 +53,7 @@ struct AsyncOptions {
   int keys = 0;                     ///< instances in flight in each; 0: as many as nodes
   double evictions_per_hour = 0.1;  ///< of a spot machine
   double away_seconds = 300;        ///< until another takes its place
+  int portions = 50;                ///< of a minibatch, for Sandblaster
   LossModel loss;
   double target_loss = 4;
   double most_seconds = 1e7;

@@ -145,6 +145,15 @@ std::optional<UnequalCut> cut_for(const std::vector<UnequalDevice>& worker, std:
   return best;
 }
 
+std::string to_split(const UnequalCut& cut, int blocks) {
+  std::string text;
+  for (std::size_t stage = 1; stage < cut.begins.size(); ++stage) {
+    const int begin = cut.begins[stage];
+    text += fmt::format("{}{}", stage > 1 ? "," : "", begin < blocks ? fmt::format("layers.{}", begin) : "norm");
+  }
+  return text;
+}
+
 int most_in_flight(const std::vector<UnequalDevice>& worker, std::span<const UnequalLayer> layers,
                    double bytes_per_second, int most) {
   for (int in_flight = most; in_flight > 0; --in_flight) {

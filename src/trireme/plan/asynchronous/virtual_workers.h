@@ -47,6 +47,8 @@ struct UnequalCut {
 /// Nothing where no cut fits the memories.
 std::optional<UnequalCut> cut_for(const std::vector<UnequalDevice>& worker, std::span<const UnequalLayer> layers,
                                   double bytes_per_second, int in_flight);
+/// Where chunks begin, as pipeline.split writes it: "layers.3,norm". `blocks`: transformer blocks, which come first.
+std::string to_split(const UnequalCut& cut, int blocks);
 /// The most minibatches in flight that a virtual worker has memory for, up to `most`; 0: none (Nm of the paper).
 int most_in_flight(const std::vector<UnequalDevice>& worker, std::span<const UnequalLayer> layers,
                    double bytes_per_second, int most);

@@ -306,22 +306,48 @@ void looks_fall_on_drains(RuleContext& context) {
   }
 }
 
-void split_names_entries(RuleContext& context) {
+/// Virtual workers with splits of their own.
+void split_of_virtual_workers(RuleContext& context) {
+  PipelineConfig& pipeline = context.run.recipe.pipeline;
+  const std::vector<std::string> splits = worker_splits(pipeline.split);
+  if (!context.has_stages() || splits.size() == 1) return;
+  const auto refuse = [&](std::string reason, std::string hint) {
+    context.refuse("pipeline.split", std::move(reason), std::move(hint));
+    pipeline.split = splits.front();
+  };
+  if (!has_waves(context))
+    return refuse(fmt::format("gives {} virtual workers splits of their own, but pipelines of schedule {} sum the "
+                              "gradients of equal stages",
+                              splits.size(), schedule_name(context)),
+                  fmt::format("set pipeline.split = \"{}\", or pipeline.schedule = \"hetpipe\"", splits.front()));
+  if (static_cast<int>(splits.size()) != context.replicas)
+    return refuse(fmt::format("has {} splits, one for each virtual worker, but there are {} of these", splits.size(),
+                              context.replicas),
+                  fmt::format("write {} splits with ; between them, or one for all", context.replicas));
+  for (const std::string& split : splits) {
+    const std::string how = split_speeds(split).how;
+    if (how == "time" || how == "pipedream")
+      return refuse(fmt::format("lets virtual workers cut by \"{}\", which measures one pipeline for all", how),
+                    fmt::format("write \"size\" in place of \"{}\", or the entries at which chunks begin", how));
+  }
+}
+
+void split_names_entries_of(RuleContext& context, const std::string& split) {
   const PipelineConfig& pipeline = context.run.recipe.pipeline;
   constexpr std::string_view kKinds[] = {"count", "size", "time", "pipedream"};
-  const auto [how, speeds] = split_speeds(pipeline.split);
+  const auto [how, speeds] = split_speeds(split);
   const int each =
       context.run.schedule.bidirectional ? 1 : std::max(pipeline.virtual_stages, context.run.schedule.default_chunks);
   const std::size_t stages =
       pipeline.stage_ranks.empty() ? static_cast<std::size_t>(context.layout().pp) : pipeline.stage_ranks.size();
   const std::size_t chunks = stages * static_cast<std::size_t>(each);
   if (context.has_stages() && !speeds.empty() && speeds.size() != chunks)
-    return context.refuse("pipeline.split",
-                          fmt::format("\"{}\" gives {} speeds, but the model is cut into {} chunks", pipeline.split,
-                                      speeds.size(), chunks),
-                          fmt::format("set pipeline.split = \"{}\"", how));
+    return context.refuse(
+        "pipeline.split",
+        fmt::format("\"{}\" gives {} speeds, but the model is cut into {} chunks", split, speeds.size(), chunks),
+        fmt::format("set pipeline.split = \"{}\"", how));
   if (!context.has_stages() || std::ranges::find(kKinds, how) != std::end(kKinds)) return;
-  const std::vector<std::string> starts = split_entries(pipeline.split),
+  const std::vector<std::string> starts = split_entries(split),
                                  entries = chain_entries(context.run.shape, context.run.recipe.train.recompute);
   const char* hint = "set pipeline.split = \"count\"";
   std::size_t before = 0;
@@ -350,6 +376,11 @@ void split_names_entries(RuleContext& context) {
                                "itself",
                                starts.size(), stages, counted(static_cast<std::size_t>(each), "chunk"), chunks - 1),
                    hint);
+}
+
+void split_names_entries(RuleContext& context) {
+  for (const std::string& split : worker_splits(context.run.recipe.pipeline.split))
+    split_names_entries_of(context, split);
 }
 
 constexpr Rule kPipelineRules[] = {
@@ -401,6 +432,9 @@ constexpr Rule kPipelineRules[] = {
      together_health},
     {"looks-fall-on-drains", "a `drain_every` that does not divide `eval.every`, `checkpoint.every` and `hash_every`",
      "between flushes weights belong to no single step", Because::kDefinition, RuleNeeds::kRun, looks_fall_on_drains},
+    {"split-of-virtual-workers", "several splits in `pipeline.split` but with HetPipe, one for each virtual worker",
+     "other pipelines side by side sum the gradients of equal stages", Because::kDefinition, RuleNeeds::kRun,
+     split_of_virtual_workers},
     {"split-names-entries", "a `pipeline.split` that does not name the entries at which all chunks begin",
      "each chunk is a range of the model's entries", Because::kDefinition, RuleNeeds::kRun, split_names_entries},
 };

@@ -472,7 +472,8 @@ VerifyResult compare_with_replay(const spec::Recipe& from, std::int64_t steps, c
     const DownpourTwinResult twin = replay_downpour(replica, journals,
                                                     {.servers = recipe.downpour.servers,
                                                      .copies = recipe.downpour.copies,
-                                                     .first_weights = mine.journal.first_weights});
+                                                     .first_weights = mine.journal.first_weights,
+                                                     .filters = push_filters(recipe)});
     replica.set_weights(twin.weights);
     for (const nn::Param& param : state.engine.params()) reference.weights[param.name] = copy_here(param.master);
     for (const auto& [number, step] : twin.steps) {

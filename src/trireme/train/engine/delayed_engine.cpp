@@ -25,7 +25,7 @@ namespace trireme::train {
 namespace {
 
 PipelineCut cut(const spec::Recipe& recipe, const spec::ModelShape& shape, std::int64_t length, comm::Group& world) {
-  const std::string how = spec::split_speeds(recipe.pipeline.split).how;
+  const std::string how = spec::split_speeds(spec::split_of_worker(recipe.pipeline.split, 0)).how;
   if (how == "time" || how == "pipedream") {
     throw ConfigError(fmt::format("pipeline.split = \"{}\" measures, and may cut otherwise the next time: delayed "
                                   "weights then differ",

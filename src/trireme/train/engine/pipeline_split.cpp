@@ -126,8 +126,9 @@ PipelineCut cut_as_pipedream(const CutTask& task, std::span<const pipeline::Entr
 }  // namespace
 
 PipelineCut cut_pipeline(const CutTask& task) {
-  const auto& [recipe, shape, build, chunks_given, rows, length, world, links] = task;
-  const auto [how, speeds] = spec::split_speeds(recipe.pipeline.split);
+  const auto& [recipe, shape, build, chunks_given, rows, length, world, links, worker, tell] = task;
+  const std::string split = spec::split_of_worker(recipe.pipeline.split, worker);
+  const auto [how, speeds] = spec::split_speeds(split);
   const std::vector<std::string> names = pipeline::chain_names(shape, build);
   PipelineCut cut{.stage_ranks = schedule::stage_ranks(recipe.pipeline.stage_ranks)};
   const int chunks = cut.stage_ranks.empty() ? chunks_given : static_cast<int>(cut.stage_ranks.size());
@@ -157,8 +158,9 @@ PipelineCut cut_pipeline(const CutTask& task) {
     TRIREME_CHECK(static_cast<int>(cut.split.size()) == chunks, "pipeline.split = \"{}\" makes {} chunks, not {}", how,
                   cut.split.size(), chunks);
   }
-  if (world.rank() == 0) {
-    log_info("pipeline.split = \"{}\": {}{}", how, pipeline::to_text(cut.split, names),
+  const bool first = worker > 0 && links != nullptr ? links->rank() == 0 : world.rank() == 0;
+  if (tell && first) {
+    log_info("pipeline.split = \"{}\": {}{}", split, pipeline::to_text(cut.split, names),
              cut.stage_ranks.empty() ? "" : fmt::format("; ranks of stages: {}", cut.stage_ranks));
   }
   return cut;

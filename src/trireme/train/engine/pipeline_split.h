@@ -29,9 +29,12 @@ struct CutTask {
   std::int64_t rows = 1, length = 1;  ///< of a micro
   comm::Group& world;
   comm::Group* pipeline = nullptr;  ///< whose links "pipedream" measures
+  int worker = 0;                   ///< of virtual workers with splits of their own, which one
+  bool tell = true;                 ///< in the log, by the first rank of each pipeline with a split of its own
 };
-/// What pipeline.split says, the same on every rank of `world`. "time" and "pipedream" measure every entry on rank 0,
-/// one at a time, with micros of made-up tokens; "pipedream" also the links, inside nodes and between them.
+/// What pipeline.split says, for the same worker the same on every rank of `world`. "time" and "pipedream" measure
+/// every entry on rank 0, one at a time, with micros of made-up tokens; "pipedream" also the links, inside nodes and
+/// between them.
 PipelineCut cut_pipeline(const CutTask& task);
 
 }  // namespace trireme::train

@@ -265,7 +265,7 @@ PipelineSteps::Walk& PipelineSteps::walk_for(const StepsRequest& request) {
     walk_.waves = std::make_unique<pipeline::WaveWeights>(
         pipeline::WaveWeights::Parts{.table = walk_.table,
                                      .chunk = stage_.chunks.front(),
-                                     .workers = staged_->groups().data,
+                                     .shares = staged_->wave_shares(),
                                      .rate_of = [this](int wave) { return progress_->rate_of_wave(wave); }});
   }
   if (request.fp8_history != nullptr) {

@@ -3,6 +3,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/isfinite.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <chrono>
@@ -100,7 +101,8 @@ StagedModel::StagedModel(const spec::Recipe& recipe, const spec::ModelShape& sha
                     .rows = static_cast<std::int64_t>(first.microbatches.front().size()),
                     .length = length,
                     .world = world,
-                    .pipeline = &pipeline_});
+                    .pipeline = &pipeline_,
+                    .worker = parallel_groups_->dp_rank});
   if (shape.experts.used() && recipe.layout.ep > 1 && recipe.pipeline.overlap_experts && !runs_several_steps(recipe))
     mixtures_ = mixtures_of(*models::build(shape, of_whole), cut_.split);
   const schedule::Schedule table = make_table(micros, steps);
@@ -110,6 +112,7 @@ StagedModel::StagedModel(const spec::Recipe& recipe, const spec::ModelShape& sha
                                   .precision = recipe.precision.compute,
                                   .rank = parallel_groups_->stage,
                                   .build = build});
+  form_wave_groups(table, of_whole);
   for (int chunk = 0; chunk < table.chunks(); ++chunk) {
     holders_.push_back(schedule::holders_of(table, chunk).front());
   }
@@ -129,6 +132,49 @@ StagedModel::StagedModel(const spec::Recipe& recipe, const spec::ModelShape& sha
   }
   prepare.fill(data_parallel_->owned());
   data_parallel_->updated();
+}
+
+/// A group for each set of stages that some parameter has on the virtual workers, in the order of the model: on all
+/// ranks the same splits of the world.
+void StagedModel::form_wave_groups(const schedule::Schedule& table, const models::BuildOptions& build) {
+  const int workers = static_cast<int>(spec::worker_splits(recipe_.pipeline.split).size());
+  if (workers == 1) return;
+  const int me = parallel_groups_->dp_rank;
+  std::vector<std::vector<pipeline::ParamHolders>> holders;  // by virtual worker
+  for (int worker = 0; worker < workers; ++worker) {
+    const PipelineCut cut = cut_pipeline({.recipe = recipe_,
+                                          .shape = stage_.model->shape,
+                                          .build = build,
+                                          .chunks = table.chunks(),
+                                          .world = *parallel_groups_->alone,
+                                          .worker = worker,
+                                          .tell = false});
+    holders.push_back(
+        pipeline::holders_with({.shape = stage_.model->shape, .table = table, .split = cut.split, .build = build}));
+  }
+  for (std::size_t i = 0; i < holders.front().size(); ++i) {
+    std::vector<int> stages;
+    for (const std::vector<pipeline::ParamHolders>& of : holders) stages.push_back(of[i].ranks.front());
+    const bool mine = stages[static_cast<std::size_t>(me)] == parallel_groups_->stage;
+    const auto [group, is_new] = wave_groups_.try_emplace(stages);
+    if (is_new) group->second = world_.split(mine ? 0 : -1, me, fmt::format("wave {}", fmt::join(stages, " ")));
+    if (mine) wave_stages_[holders.front()[i].param] = stages;
+  }
+}
+
+std::vector<pipeline::WaveShare> StagedModel::wave_shares() {
+  const std::vector<nn::Param*>& params = stage_.chunks.front().params;
+  std::map<std::vector<int>, pipeline::WaveShare> shares;  // by stages; one where all virtual workers have one split
+  for (std::size_t i = 0; i < params.size(); ++i) {
+    const auto found = wave_stages_.find(params[i]->name);
+    const std::vector<int> stages = found != wave_stages_.end() ? found->second : std::vector<int>{};
+    pipeline::WaveShare& share = shares[stages];
+    share.ranks = stages.empty() ? parallel_groups_->data : wave_groups_.at(stages).get();
+    share.params.push_back(i);
+  }
+  std::vector<pipeline::WaveShare> list;
+  for (auto& [stages, share] : shares) list.push_back(std::move(share));
+  return list;
 }
 
 EngineParts StagedModel::parts() {
@@ -245,10 +291,12 @@ StepSums StagedModel::walk(std::vector<data::Batch>& batches, const MakeContext&
   if (dropped_layers_) data_parallel_->skip_units(dropped_layers_->skipped(contexts()));
   const auto micro = [&](int number) {
     pipeline::Micro made = micro_of(batches[static_cast<std::size_t>(number)], contexts);
-    made.context.on_gradient = [this, first = number == 0](nn::Param& param) {
-      data_parallel_->added_by(param, first);
-      data_parallel_->added(param);
-    };
+    if (wave_groups_.empty()) {
+      made.context.on_gradient = [this, first = number == 0](nn::Param& param) {
+        data_parallel_->added_by(param, first);
+        data_parallel_->added(param);
+      };
+    }
     return made;
   };
   pipeline::RunReport report = executor.run({.micro = micro, .update = [](int) {}, .keep_spans = true});
@@ -343,13 +391,15 @@ pipeline::Executor& StagedModel::executor_for(int micros) {
   if (!unchanged_) unchanged_ = std::make_unique<UnchangedWeights>();
   record_.reset();
   executor_.reset();
-  executor_ = std::make_unique<pipeline::Executor>(pipeline::ExecutorParts{.table = tables_.at(micros),
-                                                                           .stage = stage_,
-                                                                           .pipeline = pipeline_,
-                                                                           .data_parallel = data_parallel_.get(),
-                                                                           .predictor = unchanged_.get(),
-                                                                           .scatter = scatter(),
-                                                                           .receives = &receives_});
+  executor_ = std::make_unique<pipeline::Executor>(
+      pipeline::ExecutorParts{.table = tables_.at(micros),
+                              .stage = stage_,
+                              .pipeline = pipeline_,
+                              // Stages of virtual workers with splits of their own are no copies.
+                              .data_parallel = wave_groups_.empty() ? data_parallel_.get() : nullptr,
+                              .predictor = unchanged_.get(),
+                              .scatter = scatter(),
+                              .receives = &receives_});
   executor_micros_ = micros;
   record_ = std::make_unique<pipeline::TimelineRecorder>(executor_->table());
   return *executor_;

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "trireme/pipeline/executor.h"
+#include "trireme/pipeline/waves.h"
 #include "trireme/train/engine/dropped_layers.h"
 #include "trireme/train/engine/engine.h"
 #include "trireme/train/engine/parallel_groups.h"
@@ -54,11 +55,14 @@ class StagedModel {
   /// Ranks that hold this stage or parts of it, in this pipeline and in others; null: no other does. On all ranks of
   /// the world together when first asked.
   comm::Group* stage_ranks();
+  /// Virtual workers (HetPipe): over whom this rank sums which parameters of its chunk.
+  std::vector<pipeline::WaveShare> wave_shares();
   /// What the ranks of a pipeline found in each step, which all of them have, becomes the sums over all ranks.
   void sum_over_pipelines(std::span<std::vector<nn::LossTerm>> losses, std::span<double> flops);
 
  private:
   std::map<int, Engine::Passes> passes() const;
+  void form_wave_groups(const schedule::Schedule& table, const models::BuildOptions& build);
   using Look = std::function<void(int chunk, const nn::Tensors& outputs)>;
   pipeline::Executor& executor_for(int micros);
   void walk_forward(pipeline::Micro& micro, const Look& look);
@@ -73,6 +77,9 @@ class StagedModel {
   std::vector<int> mixtures_;  // by chunk, where rows travel between ranks and a step's pairs are in parts
   pipeline::Stage stage_;
   std::unique_ptr<Teacher> teacher_;  // of [distill], where the head is
+  /// Where virtual workers have splits of their own: the ranks that have a parameter, one of each, by their stages.
+  std::map<std::vector<int>, std::unique_ptr<comm::Group>> wave_groups_;
+  std::map<std::string, std::vector<int>> wave_stages_;  // of this rank's parameters: by virtual worker
   std::unique_ptr<parallel::DataParallel> data_parallel_;
   std::optional<DroppedLayers> dropped_layers_;            // train.layer_keep only
   std::vector<std::unique_ptr<comm::Group>> tied_groups_;  // of first_micro()

@@ -79,6 +79,8 @@ class StepDriver {
   virtual bool looks_before_update() const = 0;
   /// The state was read from a checkpoint, at rest: what is known of steps to come is not theirs any more.
   virtual void restart() {}
+  /// Queues of its own, by Little's law, since it began.
+  virtual std::vector<observe::NamedQueue> queues() const { return {}; }
 };
 
 struct TrainState;

@@ -176,6 +176,7 @@ std::vector<observe::NamedQueue> RunFiles::take_queues() {
   if (const auto receives = trainer.receives_queue()) now.push_back({.name = "receives", .reading = *receives});
   if (const auto updates = trainer.updates_queue()) now.push_back({.name = "updates", .reading = *updates});
   now.push_back({.name = "checkpoint", .reading = parts_.saving.queue()});
+  for (observe::NamedQueue& queue : parts_.trainer.driver().queues()) now.push_back(std::move(queue));
   std::vector<observe::NamedQueue> since = now;
   for (observe::NamedQueue& queue : since) {
     const auto before = std::ranges::find(queues_, queue.name, &observe::NamedQueue::name);

@@ -11,7 +11,6 @@
 #include <thread>
 
 #include "trireme/base/error.h"
-#include "trireme/base/log.h"
 #include "trireme/base/stopwatch.h"
 #include "trireme/comm/rank.h"
 #include "trireme/data/open_samples.h"
@@ -69,7 +68,8 @@ class LocalReplica {
                  .tau = job.options.tau,
                  .type = job.type,
                  // The server sums over replicas, and a step is the mean.
-                 .rate_factor = job.options.synchronous ? 1.0 / job.options.replicas : 1.0},
+                 .rate_factor = job.options.synchronous ? 1.0 / job.options.replicas : 1.0,
+                 .filters = job.options.filters},
                 [this](const Replica::Gradient& gradient, double seconds) { note(gradient, seconds); }) {}
 
   void run() {
@@ -103,6 +103,8 @@ class LocalReplica {
     if (number_ == 0) {
       job_.report.queue_length = queue.length();
       job_.report.queue_wait = queue.wait();
+      job_.report.sent_bytes = worker_.counters().sent_bytes;
+      job_.report.raw_bytes = worker_.counters().raw_bytes;
     }
     worker_.leave();
   }
@@ -218,14 +220,11 @@ void check_downpour(const spec::Recipe& recipe, const DownpourOptions& options) 
   if (options.copies > options.servers)
     throw ConfigError(fmt::format("{} copies need as many servers, and there are {}", options.copies, options.servers),
                       fmt::format("--servers {}", options.copies));
-  if (options.synchronous &&
-      (options.n_fetch != 1 || options.n_push != 1 || options.tau != 0 || options.warm_start != 0 || options.verify))
-    throw ConfigError("synchronous steps fetch and push once each, and none is on its way",
+  if (options.synchronous && (options.n_fetch != 1 || options.n_push != 1 || options.tau != 0 ||
+                              options.warm_start != 0 || options.verify || !options.filters.keeps_all()))
+    throw ConfigError("synchronous steps fetch and push once each, all of it, and none is on its way",
                       "leave the other options out");
-  const double product = optim.learning_rate * static_cast<double>(std::min<std::uint64_t>(options.tau, 16));
-  if (optim.kind == spec::OptimizerKind::kSgd && product > 1)
-    log_warn("learning rate {} with up to {} pushes on their way: their product is above 1, and may diverge",
-             optim.learning_rate, options.tau);
+  warn_of_staleness(optim, options.tau);
 }
 
 DownpourReport run_downpour(const spec::Recipe& from, const DownpourOptions& options) {
@@ -264,10 +263,12 @@ DownpourReport run_downpour(const spec::Recipe& from, const DownpourOptions& opt
   summarise(job);
   if (!options.verify) return job.report;
   with_replica([&](Replica& replica) {
-    const std::vector<double> twin =
-        replay_downpour(replica, job.journals,
-                        {.servers = options.servers, .copies = options.copies, .first_weights = job.first_weights})
-            .weights;
+    const std::vector<double> twin = replay_downpour(replica, job.journals,
+                                                     {.servers = options.servers,
+                                                      .copies = options.copies,
+                                                      .first_weights = job.first_weights,
+                                                      .filters = options.filters})
+                                         .weights;
     double difference = 0, norm = 0;
     for (std::size_t i = 0; i < twin.size(); ++i) {
       difference += std::pow(twin[i] - job.last_weights[i], 2);

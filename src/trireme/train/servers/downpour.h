@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "trireme/comm/mailbox_threads.h"
+#include "trireme/ps/filters.h"
 #include "trireme/spec/recipe.h"
 
 namespace trireme::train {
@@ -33,6 +34,7 @@ struct DownpourOptions {
   std::map<int, double> slowed;  ///< replica -> how many times its computation takes
   bool verify = false;           ///< replay the journal on one thread and compare
   comm::ThreadMail links = {};   ///< without a seed
+  ps::Filters filters = {};      ///< of pushes
 };
 
 struct DownpourReport {
@@ -47,7 +49,8 @@ struct DownpourReport {
   std::uint64_t most_stale = 0;             ///< own pushes on their way when a step began
   double final_loss = 0;                    ///< on held-out samples where the recipe has some, else of the first batch
   double queue_length = 0, queue_wait = 0;  ///< of replica 0's tasks: L and W of Little's law
-  std::optional<double> twin_difference;    ///< relative, of all weights
+  std::int64_t sent_bytes = 0, raw_bytes = 0;  ///< by replica 0; without filters
+  std::optional<double> twin_difference;       ///< relative, of all weights
 };
 
 /// ConfigError where the recipe asks for what servers cannot do.

@@ -37,6 +37,14 @@ class DownpourDriver final : public StepDriver {
     told_later_.clear();
     assigned_ = false;
   }
+  std::vector<observe::NamedQueue> queues() const override {
+    if (!worker_) return {};
+    std::vector<observe::NamedQueue> all{{.name = "pushes", .reading = worker_->queue()},
+                                         {.name = "outbox", .reading = worker_->outbox()},
+                                         {.name = "mail", .reading = nodes_->mailbox().queue()}};
+    if (const auto mail = nodes_->server_mail()) all.push_back({.name = "server", .reading = *mail});
+    return all;
+  }
   const DownpourJournal& journal() const { return journal_; }
 
  private:
@@ -72,6 +80,7 @@ void DownpourDriver::connect() {
   const spec::Recipe& recipe = state_.recipe;
   const spec::DownpourConfig& downpour = recipe.downpour;
   const auto type = recipe.precision.compute == spec::Precision::kFp64 ? ps::ValueType::kF64 : ps::ValueType::kF32;
+  if (state_.world.rank() == 0) warn_of_staleness(recipe.optim, static_cast<std::uint64_t>(downpour.tau));
   replica_ = std::make_unique<Replica>(state_, state_.world.size());
   nodes_ = std::make_unique<ServerNodes>(
       state_.world,
@@ -87,7 +96,8 @@ void DownpourDriver::connect() {
       DownpourPace{.n_fetch = downpour.n_fetch,
                    .n_push = downpour.n_push,
                    .tau = static_cast<std::uint64_t>(downpour.tau),
-                   .type = type},
+                   .type = type,
+                   .filters = push_filters(recipe)},
       [this](const Replica::Gradient& gradient, double seconds) { note(gradient, seconds); });
 }
 
@@ -218,7 +228,7 @@ std::vector<std::vector<JournalEntry>> gather_journals(const std::vector<Journal
   auto lines = nlohmann::ordered_json::array();
   for (const JournalEntry& entry : mine) {
     lines.push_back({entry.at.step, entry.at.tokens, entry.at.skipped, entry.at.batch, entry.part, entry.fetched,
-                     entry.pushed, entry.learning_rate, entry.stale});
+                     entry.pushes, entry.pushed, entry.flushes, entry.flushed, entry.learning_rate, entry.stale});
   }
   std::vector<std::vector<JournalEntry>> journals;
   for (const std::string& text : checkpoint::all_texts(lines.dump(), world)) {
@@ -227,9 +237,12 @@ std::vector<std::vector<JournalEntry>> gather_journals(const std::vector<Journal
       journal.push_back({.at = {.step = line[0], .tokens = line[1], .skipped = line[2], .batch = line[3]},
                          .part = line[4],
                          .fetched = line[5].get<std::map<int, std::uint64_t>>(),
-                         .pushed = line[6].get<std::map<int, std::uint64_t>>(),
-                         .learning_rate = line[7],
-                         .stale = line[8]});
+                         .pushes = line[6],
+                         .pushed = line[7].get<std::map<int, std::uint64_t>>(),
+                         .flushes = line[8],
+                         .flushed = line[9].get<std::map<int, std::uint64_t>>(),
+                         .learning_rate = line[10],
+                         .stale = line[11]});
     }
   }
   return journals;

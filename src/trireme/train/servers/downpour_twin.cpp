@@ -13,7 +13,7 @@ class DownpourTwin {
  public:
   DownpourTwin(Replica& replica, const std::vector<std::vector<JournalEntry>>& journals,
                const DownpourTwinOptions& options)
-      : replica_(replica), journals_(journals) {
+      : replica_(replica), journals_(journals), filters_(options.filters), first_worker_(1 + options.servers) {
     ps::View view{.epoch = 1, .workers = {}, .copies = options.copies};
     for (int i = 0; i < options.servers; ++i) view.servers.push_back(1 + i);
     for (const ps::PlacedRange& range : ps::place(view, replica.keys()))
@@ -27,6 +27,8 @@ class DownpourTwin {
 
   DownpourTwinResult run() {
     std::vector<Runner> runners(journals_.size());
+    for (std::size_t i = 0; i < runners.size() && !filters_.keeps_all(); ++i)
+      runners[i].filter.emplace(filters_, first_worker_ + static_cast<int>(i), ps::ValueType::kF64, replica_.keys());
     for (bool moved = true; moved;) {
       moved = false;
       for (std::size_t i = 0; i < runners.size(); ++i) {
@@ -66,6 +68,8 @@ class DownpourTwin {
     std::size_t next = 0;
     std::vector<OpenTwinPush> open;
     std::vector<double> weights, accrued;
+    std::optional<ps::ResidualFilter> filter;
+    std::uint64_t pushes = 0;
   };
   static std::vector<double> gather(const std::vector<double>& all, const std::vector<ps::Segment>& segments) {
     std::vector<double> part;
@@ -103,9 +107,31 @@ class DownpourTwin {
       runner.accrued[i] += gradient.values[i];
       runner.weights[i] -= entry.learning_rate * gradient.values[i];
     }
-    if (entry.pushed.empty()) return;
-    runner.open.push_back({entry.learning_rate, entry.pushed, runner.accrued});
-    std::ranges::fill(runner.accrued, 0.0);
+    if (entry.pushes)
+      runner.open.push_back({entry.learning_rate, entry.pushed, take_accrued(runner, /*everything=*/false)});
+    if (entry.flushes)
+      runner.open.push_back({entry.learning_rate, entry.flushed, take_accrued(runner, /*everything=*/true)});
+  }
+  /// What travels of what has accrued; keys that wait are 0, which changes nothing at a server.
+  std::vector<double> take_accrued(Runner& runner, bool everything) {
+    ++runner.pushes;
+    std::vector<double> pushed(replica_.keys());
+    std::swap(pushed, runner.accrued);
+    if (!runner.filter) return pushed;
+    const ps::Segment all{0, replica_.keys()};
+    const auto values = ps::to_bytes(std::span<const double>(pushed));
+    const ps::ResidualFilter::Sent sent = everything ? runner.filter->flush(std::span(&all, 1), values)
+                                                     : runner.filter->apply(runner.pushes, std::span(&all, 1), values);
+    std::ranges::fill(pushed, 0.0);
+    scatter(ps::from_bytes<double>(sent.values), sent.segments, pushed);
+    return pushed;
+  }
+  /// As a message to one server carries it.
+  std::vector<double> as_carried(std::vector<double> values) const {
+    if (filters_.encoding != ps::Encoding::kFixed16) return values;
+    ps::Message message;
+    ps::encode_values(message, ps::to_bytes(std::span<const double>(values)), ps::ValueType::kF64, filters_.encoding);
+    return ps::from_bytes<double>(ps::decode_values(message, ps::ValueType::kF64));
   }
   /// To every server whose next version it is; whether there was one.
   bool push(OpenTwinPush& open) {
@@ -114,7 +140,7 @@ class DownpourTwin {
              Shard& shard = shards_.at(server);
              if (shard.versions.size() != version) return false;
              std::vector<double> weights = shard.versions.back();
-             const std::vector<double> gradient = gather(open.gradient, shard.segments);
+             const std::vector<double> gradient = as_carried(gather(open.gradient, shard.segments));
              const spec::OptimConfig& optim = replica_.state().recipe.optim;
              for (std::size_t i = 0; i < weights.size(); ++i) {
                if (optim.kind == spec::OptimizerKind::kAdagrad) {
@@ -131,6 +157,8 @@ class DownpourTwin {
 
   Replica& replica_;
   const std::vector<std::vector<JournalEntry>>& journals_;
+  const ps::Filters filters_;
+  const int first_worker_;  // its address
   std::map<int, Shard> shards_;
   DownpourTwinResult result_;
 };

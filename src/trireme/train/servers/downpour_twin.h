@@ -16,6 +16,7 @@ namespace trireme::train {
 struct DownpourTwinOptions {
   int servers = 1, copies = 1;  ///< their addresses are 1, 2, ...
   std::vector<double> first_weights;
+  ps::Filters filters = {};
 };
 
 struct DownpourTwinResult {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 
+#include "trireme/base/log.h"
 #include "trireme/base/stopwatch.h"
 
 namespace trireme::train {
@@ -24,6 +25,23 @@ std::vector<double> unpack_values(const std::vector<std::byte>& bytes, ps::Value
 
 }  // namespace
 
+ps::Filters push_filters(const spec::Recipe& recipe) {
+  const spec::DownpourConfig& downpour = recipe.downpour;
+  return {.encoding = downpour.encoding == spec::PushEncoding::kZstd      ? ps::Encoding::kZstd
+                      : downpour.encoding == spec::PushEncoding::kFixed16 ? ps::Encoding::kFixed16
+                                                                          : ps::Encoding::kRaw,
+          .significant = downpour.significant,
+          .skip = downpour.skip,
+          .seed = static_cast<std::uint64_t>(recipe.run.seed)};
+}
+
+void warn_of_staleness(const spec::OptimConfig& optim, std::uint64_t tau) {
+  if (optim.kind != spec::OptimizerKind::kSgd) return;  // Adagrad's steps shrink by themselves
+  if (optim.learning_rate * static_cast<double>(std::min<std::uint64_t>(tau, 16)) <= 1) return;
+  log_warn("learning rate {} with up to {} pushes on their way: their product is above 1, and may diverge",
+           optim.learning_rate, tau);
+}
+
 DownpourWorker::DownpourWorker(comm::Mailbox& mailbox, Replica& replica, const DownpourPace& pace, Computed computed)
     : replica_(replica),
       pace_(pace),
@@ -31,10 +49,13 @@ DownpourWorker::DownpourWorker(comm::Mailbox& mailbox, Replica& replica, const D
       client_(mailbox, {.address = mailbox.address(),
                         .keys = replica.keys(),
                         .type = pace.type,
+                        .filters = pace.filters,
                         .part_bytes = std::size_t{1} << 40}),  // whole pushes: a version is one of them
       delay_(pace.tau),
       all_{{0, replica.keys()}},
-      accrued_(replica.keys()) {}
+      accrued_(replica.keys()) {
+  if (!pace.filters.keeps_all()) filter_.emplace(pace.filters, mailbox.address(), pace.type, replica.keys());
+}
 
 void DownpourWorker::assign(const std::vector<double>& weights, const std::vector<double>& sums) {
   client_.wait(client_.push({all_, pack_values(weights, pace_.type), 0, ps::Message::Op::kAssign}));
@@ -66,16 +87,24 @@ void DownpourWorker::take(const spec::Position& at, int part) {
     weights_[i] -= entry.learning_rate * gradient.values[i];
   }
   if (++taken_ % pace_.n_push == 0) {
-    push(entry.learning_rate);
+    entry.pushes = true;
+    push(entry.learning_rate, /*everything=*/false);
     open_[clock] = {last_push_, journal_.size() - 1};
   } else {
     delay_.done(clock);
   }
 }
 
-void DownpourWorker::push(double learning_rate) {
-  last_push_ = client_.push({all_, pack_values(accrued_, pace_.type), learning_rate});
+void DownpourWorker::push(double learning_rate, bool everything) {
+  std::vector<std::byte> values = pack_values(accrued_, pace_.type);
   std::ranges::fill(accrued_, 0.0);
+  ++pushes_;
+  if (!filter_) {
+    last_push_ = client_.push({all_, std::move(values), learning_rate});
+    return;
+  }
+  ps::ResidualFilter::Sent sent = everything ? filter_->flush(all_, values) : filter_->apply(pushes_, all_, values);
+  last_push_ = client_.push({std::move(sent.segments), std::move(sent.values), learning_rate});
 }
 
 void DownpourWorker::finish(std::uint64_t clock) {
@@ -92,10 +121,11 @@ void DownpourWorker::finish(std::uint64_t clock) {
 }
 
 void DownpourWorker::settle() {
-  if (taken_ % pace_.n_push != 0) {
-    push(last_rate_);
+  if (taken_ > 0 && (filter_ || taken_ % pace_.n_push != 0)) {
+    push(last_rate_, /*everything=*/true);
     client_.wait(last_push_);
-    journal_.back().pushed = client_.worker().take_versions(last_push_);
+    journal_.back().flushes = true;
+    journal_.back().flushed = client_.worker().take_versions(last_push_);
   }
   while (!open_.empty()) finish(open_.begin()->first);
   taken_ = 0;

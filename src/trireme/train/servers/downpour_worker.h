@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <optional>
 #include <vector>
 
 #include "trireme/ps/consistency.h"
@@ -22,8 +23,10 @@ struct JournalEntry {
   spec::Position at = {};  ///< where its step begins
   int part = 0;
   std::map<int, std::uint64_t> fetched = {};  ///< by server; empty: it went on with its own weights
-  std::map<int, std::uint64_t> pushed =
-      {};  ///< by server: the version that the push became; empty: it went on accruing
+  bool pushes = false;                        ///< it ends a push; else it went on accruing
+  std::map<int, std::uint64_t> pushed = {};   ///< by server: the version that the push became
+  bool flushes = false;                       ///< after it everything went that had accrued or was held back
+  std::map<int, std::uint64_t> flushed = {};  ///< likewise
   double learning_rate = 0;
   std::uint64_t stale = 0;  ///< pushes of all replicas between its fetch and its push
   bool operator==(const JournalEntry&) const = default;
@@ -34,7 +37,12 @@ struct DownpourPace {
   std::uint64_t tau = 0;
   ps::ValueType type = ps::ValueType::kF64;
   double rate_factor = 1;  ///< of the learning rate
+  ps::Filters filters = {};
 };
+/// Those of [downpour].
+ps::Filters push_filters(const spec::Recipe& recipe);
+/// In the log, where pushes on their way may make SGD diverge: learning rate times staleness above 1.
+void warn_of_staleness(const spec::OptimConfig& optim, std::uint64_t tau);
 
 class DownpourWorker {
  public:
@@ -57,10 +65,13 @@ class DownpourWorker {
   /// After settle().
   std::vector<JournalEntry> take_journal() { return std::exchange(journal_, {}); }
   std::uint64_t most_stale() const { return delay_.most_stale(); }  ///< of its own pushes
-  QueueReading queue() { return client_.worker().queue(); }
+  /// What it sent, and what that would have been without filters.
+  const ps::WorkerCounters& counters() const { return client_.worker().counters(); }
+  QueueReading queue() const { return client_.worker().queue(); }  ///< pushes and pulls, until servers have answered
+  QueueReading outbox() const { return client_.outbox(); }         ///< messages that wait for credit
 
  private:
-  void push(double learning_rate);
+  void push(double learning_rate, bool everything);
   void finish(std::uint64_t clock);
 
   Replica& replica_;
@@ -68,6 +79,8 @@ class DownpourWorker {
   const Computed computed_;
   ps::Client client_;
   ps::BoundedDelay delay_;
+  std::optional<ps::ResidualFilter> filter_;  // where the filters hold something back
+  std::uint64_t pushes_ = 0;
   const std::vector<ps::Segment> all_;
   std::vector<double> weights_, accrued_;
   std::vector<JournalEntry> journal_;

@@ -20,9 +20,10 @@ class ServerNodes::WatchedMailbox final : public comm::Mailbox {
   void post(int to, std::uint32_t tag, int priority, std::span<const std::byte> bytes) override {
     inner_->post(to, tag, priority, bytes);
   }
-  bool try_post(int to, std::uint32_t tag, int priority, std::span<const std::byte> bytes) override {
+  bool try_post_parts(int to, std::uint32_t tag, int priority, std::span<const std::byte> head,
+                      std::span<const std::byte> rest) override {
     nodes_.check();
-    return inner_->try_post(to, tag, priority, bytes);
+    return inner_->try_post_parts(to, tag, priority, head, rest);
   }
   comm::Mail receive(std::optional<std::uint32_t> tag) override {
     std::optional<comm::Mail> mail = receive_for(nodes_.options_.deadline, tag);
@@ -43,6 +44,7 @@ class ServerNodes::WatchedMailbox final : public comm::Mailbox {
   }
   std::optional<comm::Mail> try_receive(std::optional<std::uint32_t> tag) override { return inner_->try_receive(tag); }
   std::vector<comm::Mail> take_returned() override { return inner_->take_returned(); }
+  QueueReading queue() const override { return inner_->queue(); }
 
  private:
   std::unique_ptr<comm::Mailbox> inner_;
@@ -70,7 +72,7 @@ ServerNodes::ServerNodes(comm::Group& world, const ServerNodesOptions& options) 
     });
   }
   if (world.rank() < options.servers) {
-    start(1 + world.rank(), [this](comm::Mailbox& mailbox) {
+    server_mailbox_ = start(1 + world.rank(), [this](comm::Mailbox& mailbox) {
       at::set_num_threads(1);
       ps::Server server({.address = mailbox.address(), .keys = options_.keys, .type = options_.type}, options_.rule());
       ps::serve(mailbox, server, 0);
@@ -99,15 +101,15 @@ void ServerNodes::share_room(int count) {
 std::unique_ptr<comm::Mailbox> ServerNodes::open(int address) {
   auto inner =
       room_ ? room_->open(address)
-            : comm::make_ucx_mailbox(world_.control(), {.address = address,
-                                                        .interfaces = comm::choose_interfaces(options_.interface),
-                                                        .deadline = options_.deadline,
-                                                        .linger = std::chrono::milliseconds(500)});
+            : comm::make_process_mailbox(world_.control(), {.address = address,
+                                                            .interfaces = comm::choose_interfaces(options_.interface),
+                                                            .deadline = options_.deadline,
+                                                            .linger = std::chrono::milliseconds(500)});
   return std::make_unique<WatchedMailbox>(std::move(inner), *this);
 }
 
-void ServerNodes::start(int address, const std::function<void(comm::Mailbox&)>& body) {
-  std::shared_ptr<comm::Mailbox> mailbox = open(address);  // shared with nobody: a thread's function is copied
+std::shared_ptr<comm::Mailbox> ServerNodes::start(int address, const std::function<void(comm::Mailbox&)>& body) {
+  std::shared_ptr<comm::Mailbox> mailbox = open(address);  // the thread's and whoever reads its queue
   threads_.emplace_back([this, mailbox, body] {
     try {
       body(*mailbox);
@@ -117,6 +119,7 @@ void ServerNodes::start(int address, const std::function<void(comm::Mailbox&)>& 
       failure_ = std::current_exception();
     }
   });
+  return mailbox;
 }
 
 void ServerNodes::check() {

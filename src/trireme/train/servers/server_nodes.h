@@ -1,7 +1,7 @@
 // train/servers/server_nodes.h -- parameter servers beside the ranks of a run: their threads, and mailboxes to them.
 //
 // The first ranks run a server each on a thread of their own, rank 0 the manager too. Ranks that are threads share a
-// mail room, processes (MPI, torchrun, Slurm) have mailboxes over UCX. Whoever waits for mail looks now and then
+// mail room, processes (MPI, torchrun, Slurm) have mailboxes over MPI or UCX. Whoever waits for mail looks now and then
 // whether a rank has failed, so that none waits for one that is gone.
 // Depends on: comm, ps, spec.
 #pragma once
@@ -12,6 +12,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -42,19 +43,24 @@ class ServerNodes {
 
   /// Of this rank's worker.
   comm::Mailbox& mailbox() { return *mailbox_; }
+  /// Mail of the server on this rank that it has not taken yet; nothing where there is none.
+  std::optional<QueueReading> server_mail() const {
+    return server_mailbox_ ? std::optional(server_mailbox_->queue()) : std::nullopt;
+  }
 
  private:
   class WatchedMailbox;
   std::unique_ptr<comm::Mailbox> open(int address);
   void share_room(int count);
-  void start(int address, const std::function<void(comm::Mailbox&)>& body);
+  std::shared_ptr<comm::Mailbox> start(int address, const std::function<void(comm::Mailbox&)>& body);
   /// Throws where waiting is in vain.
   void check();
 
   comm::Group& world_;
   const ServerNodesOptions options_;
-  std::shared_ptr<comm::ThreadMailRoom> room_;  // by all ranks that are threads; null: over UCX
+  std::shared_ptr<comm::ThreadMailRoom> room_;  // by all ranks that are threads; null: processes
   std::unique_ptr<comm::Mailbox> mailbox_;
+  std::shared_ptr<comm::Mailbox> server_mailbox_;  // with the thread that serves
   std::atomic<bool> stop_{false};
   std::mutex mutex_;
   std::exception_ptr failure_;  // of a thread of this rank
