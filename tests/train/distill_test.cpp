@@ -31,7 +31,7 @@ class Distilled : public testing::Test {
 
   static spec::Recipe with_experts(Family family) {
     spec::Recipe recipe = small_recipe(family, spec::Precision::kFp64);
-    recipe.model.experts = {.num_experts = 4, .top_k = 2, .ffn_size = 8};
+    recipe.model.experts = {.num_experts = 4, .top_k = 2};
     if (family == Family::kT5) {
       recipe.model.experts.top_k = 1, recipe.model.experts.every = 2;
       recipe.model.experts.router = spec::RouterKind::kSwitch;

@@ -86,9 +86,10 @@ Teacher::Teacher(const spec::Recipe& recipe, const spec::ModelShape& student, co
       config_.teacher,
       {.precision = recipe.precision.compute,
        .device = device,
-       .build = {.logits_chunk_bytes = spec::logits_chunk_bytes(recipe.run.device), .parallel = &parallel},
-       .masters = false});
+       .build = {.logits_chunk_bytes = spec::logits_chunk_bytes(recipe.run.device), .parallel = &parallel}});
   model_ = std::move(opened.model);
+  // Checkpoints hold master weights, in their type; the teacher computes with its values and needs no more.
+  for (nn::Param& param : model_->params) param.master = param.value;
   head_ = dynamic_cast<const nn::Head*>(model_->layers.back().layer.get());
   TRIREME_CHECK(head_ != nullptr, "the last entry of {} is no head", config_.teacher);
   if (is_first_of_stage(parallel)) {
