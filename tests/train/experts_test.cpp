@@ -122,6 +122,7 @@ TEST(Experts, PairsInPartsEqualOneRank) {
   expect_equal(recipe, {"pp=2 ep=2 schedule=dualpipe"}, 4);
 
   recipe = expert_recipe();
+  recipe.model.num_layers = 5;
   recipe.layout.pp = 2, recipe.layout.ep = 2;
   recipe.pipeline.schedule = "dualpipe", recipe.pipeline.overlap_experts = true;
   with_trainers(recipe, 4, [&](Trainer& trainer, comm::Rank& rank) {

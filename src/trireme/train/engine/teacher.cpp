@@ -23,6 +23,8 @@ void require_rules_of(const spec::Recipe& recipe, const spec::ModelShape& teache
   spec::RunSetup setup{.recipe = recipe, .shape = teacher, .seq_len = recipe.data.seq_len, .rows = {}, .ranks = {}};
   // A dense teacher of a student with experts is whole on all ranks that these are sharded over.
   if (!teacher.experts.used()) setup.recipe.layout.ep = 1;
+  // How many replicas there are is the student's matter.
+  if (!setup.recipe.layout.dp) setup.recipe.layout.dp = setup.recipe.layout.ep;
   spec::RunSetup of_micros = setup;
   if (recipe.layout.pp > 1) of_micros.schedule = plan::schedule_traits(recipe);
   setup.recipe.layout.pp = 1;
