@@ -31,7 +31,7 @@ class Distilled : public testing::Test {
 
   static spec::Recipe with_experts(Family family) {
     spec::Recipe recipe = small_recipe(family, spec::Precision::kFp64);
-    recipe.model.experts = {.num_experts = 4, .top_k = 2, .ffn_size = 8};
+    recipe.model.experts = {.num_experts = 4, .top_k = 2};
     if (family == Family::kT5) {
       recipe.model.experts.top_k = 1, recipe.model.experts.every = 2;
       recipe.model.experts.router = spec::RouterKind::kSwitch;
@@ -146,23 +146,19 @@ double last_of(const spec::Recipe& recipe, int steps, const std::string& term) {
   return mean;
 }
 
-/// With the paper's quarter a student comes closer to its teacher than with the targets alone, and starts ahead of one
-/// that begins with nothing.
+/// With the paper's quarter a student comes closer to its teacher than with the targets alone.
 TEST_F(Distilled, AStudentComesCloserToItsTeacher) {
   spec::Recipe recipe = with_experts(Family::kMistral);
   recipe.precision.compute = spec::Precision::kFp32;
   recipe.optim.learning_rate = 5e-3;
   recipe.batch.global_batch_tokens = 16 * 12;
   const std::string teacher = trained(recipe, 150, "teacher");
-  spec::Recipe taught = student_of(recipe, teacher), alone = taught, fresh = taught;
-  taught.batch = alone.batch = fresh.batch = recipe.batch;
-  taught.train.micro_batch_size = alone.train.micro_batch_size = fresh.train.micro_batch_size = 16;
+  spec::Recipe taught = student_of(recipe, teacher), alone = taught;
+  taught.batch = alone.batch = recipe.batch;
+  taught.train.micro_batch_size = alone.train.micro_batch_size = 16;
   alone.distill.weight = 1e-9;  // told, not learnt
   const double with = last_of(taught, 30, "distillation_loss"), without = last_of(alone, 30, "distillation_loss");
   EXPECT_LT(with, without);
-  fresh.model = small_recipe(Family::kMistral).model;
-  EXPECT_LT(last_of(taught, 1, "loss"), last_of(fresh, 1, "loss"));
-  EXPECT_LT(last_of(taught, 30, "loss"), last_of(fresh, 30, "loss"));
 }
 
 /// Each with a sentence and a fix.

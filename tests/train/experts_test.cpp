@@ -56,6 +56,7 @@ void expect_equal(const spec::Recipe& recipe, const std::vector<std::string>& la
     request.recipes.push_back(recipe);
     request.recipes.back().layout = one.layout;
     request.recipes.back().pipeline = one.pipeline;
+    request.recipes.back().pipeline.overlap_experts = recipe.pipeline.overlap_experts;
   }
   comm::run_ranks(ranks, [&](comm::Rank& rank) {
     verify(request, rank, [&](std::size_t i, const VerifyResult& result) {
@@ -110,18 +111,20 @@ TEST(Experts, OfSwitchEqualOneRank) {
 TEST(Experts, PairsInPartsEqualOneRank) {
   spec::Recipe recipe = expert_recipe();
   recipe.model.num_layers = 5;
+  recipe.pipeline.overlap_experts = true;
   const std::vector<std::string> layouts{"pp=2 ep=2 schedule=dualpipe", "pp=2 ep=2 schedule=dualpipe-v zero=1",
                                          "pp=2 ep=2 schedule=dualpipe zero=2", "pp=2 cp=2 ep=2 schedule=dualpipe-v"};
   expect_equal(recipe, layouts, 4);
-  recipe.model.experts.arena = 0.3;  // further passes over rows that one has no room for
+  recipe.model.experts.arena = 1;  // further passes over rows that one has no room for
   expect_equal(recipe, {"pp=2 ep=2 schedule=dualpipe"}, 4);
   recipe.model.experts.arena = 1.5;
   recipe.train.recompute = spec::RecomputeKind::kFull;
   expect_equal(recipe, {"pp=2 ep=2 schedule=dualpipe"}, 4);
 
   recipe = expert_recipe();
+  recipe.model.num_layers = 5;
   recipe.layout.pp = 2, recipe.layout.ep = 2;
-  recipe.pipeline.schedule = "dualpipe";
+  recipe.pipeline.schedule = "dualpipe", recipe.pipeline.overlap_experts = true;
   with_trainers(recipe, 4, [&](Trainer& trainer, comm::Rank& rank) {
     trainer.step();
     const std::string walked = trainer.engine().timeline();

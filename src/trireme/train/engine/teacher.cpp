@@ -23,6 +23,8 @@ void require_rules_of(const spec::Recipe& recipe, const spec::ModelShape& teache
   spec::RunSetup setup{.recipe = recipe, .shape = teacher, .seq_len = recipe.data.seq_len, .rows = {}, .ranks = {}};
   // A dense teacher of a student with experts is whole on all ranks that these are sharded over.
   if (!teacher.experts.used()) setup.recipe.layout.ep = 1;
+  // How many replicas there are is the student's matter.
+  if (!setup.recipe.layout.dp) setup.recipe.layout.dp = setup.recipe.layout.ep;
   spec::RunSetup of_micros = setup;
   if (recipe.layout.pp > 1) of_micros.schedule = plan::schedule_traits(recipe);
   setup.recipe.layout.pp = 1;
@@ -86,9 +88,10 @@ Teacher::Teacher(const spec::Recipe& recipe, const spec::ModelShape& student, co
       config_.teacher,
       {.precision = recipe.precision.compute,
        .device = device,
-       .build = {.logits_chunk_bytes = spec::logits_chunk_bytes(recipe.run.device), .parallel = &parallel},
-       .masters = false});
+       .build = {.logits_chunk_bytes = spec::logits_chunk_bytes(recipe.run.device), .parallel = &parallel}});
   model_ = std::move(opened.model);
+  // Checkpoints hold master weights, in their type; the teacher computes with its values and needs no more.
+  for (nn::Param& param : model_->params) param.master = param.value;
   head_ = dynamic_cast<const nn::Head*>(model_->layers.back().layer.get());
   TRIREME_CHECK(head_ != nullptr, "the last entry of {} is no head", config_.teacher);
   if (is_first_of_stage(parallel)) {
