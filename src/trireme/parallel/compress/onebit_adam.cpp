@@ -65,7 +65,7 @@ class OnebitAdam final : public CompressedReducer {
         "signs and a scale, all-gather -> momentum (not clipped again)",
         when);
   }
-  double term_bytes(const Term& term) const override { return ScaledSigns::bytes_of(term, copies()); }
+  double term_bytes(const Term& term) const override { return ScaledSigns::bytes_of(term, term.copies); }
 
   void reduce(std::span<Term> terms) override {
     TRIREME_CHECK(moments_.has_value(), "1-bit Adam has no optimizer");
@@ -77,7 +77,7 @@ class OnebitAdam final : public CompressedReducer {
       values.push_back(term.data);
       variances.push_back(moments_->v(term.param->name));
     }
-    const auto errors = signs_.mean(exchange(), values, variances);
+    const auto errors = signs_.mean(exchange(), terms, values, variances);
     for (std::size_t i = 0; i < errors.size(); ++i) note_error(terms[i], errors[i].left, errors[i].whole);
   }
   void after_rest(const nn::Param& param, at::Tensor gradient) override {

@@ -34,6 +34,8 @@ class Twin {
   TwinTrace run();
 
  private:
+  void advance_balance();
+  void tell_biases();
   struct CopyStep {
     NamedTensors gradients;  // parts of the mean over all tokens
   };
@@ -55,7 +57,8 @@ class Twin {
   void diloco_rounds();
 
   NamedTensors summed(const std::vector<CopyStep>& copies, bool dense);
-  std::vector<TwinInput> inputs_of(const std::vector<NamedTensors>& copies) const;
+  /// `mean`: of copies that hold parts of the same experts, which have one input together, else their sum.
+  std::vector<TwinInput> inputs_of(const std::vector<NamedTensors>& copies, bool mean = false) const;
   at::Tensor part_of(const parallel::CompressedPart& part, const at::Tensor& whole) const;
   void put_part(const parallel::CompressedPart& part, const at::Tensor& values, at::Tensor& whole) const;
   void give(const NamedTensors& gradients);
@@ -226,11 +229,17 @@ void Twin::put_part(const parallel::CompressedPart& part, const at::Tensor& valu
     flat.narrow(0, run.global, run.count).copy_(from.narrow(0, run.local, run.count));
 }
 
-std::vector<TwinInput> Twin::inputs_of(const std::vector<NamedTensors>& copies) const {
+std::vector<TwinInput> Twin::inputs_of(const std::vector<NamedTensors>& copies, bool mean) const {
   std::vector<TwinInput> inputs;
   for (const parallel::CompressedPart& part : request_.parts) {
     TwinInput& input = inputs.emplace_back(TwinInput{part, {}});
-    for (const NamedTensors& copy : copies) input.copies.push_back(part_of(part, copy.at(part.name)));
+    // Tokens of neighbouring ranks meet at one expert.
+    const std::size_t together = copies.size() / static_cast<std::size_t>(part.copies);
+    for (std::size_t i = 0; i < copies.size(); ++i) {
+      at::Tensor copy = part_of(part, copies[i].at(part.name));
+      if (mean) copy.div_(static_cast<double>(together));
+      i % together == 0 ? input.copies.push_back(copy) : void(input.copies.back().add_(copy));
+    }
   }
   return inputs;
 }
@@ -331,7 +340,7 @@ void Twin::onebit_adam_step(const std::vector<CopyStep>& copies, double rate) {
         mine[name] = state.m[name].mul(beta1).add(gradient, (1 - beta1) * request_.copies);
     }
     NamedTensors mean = mean_of(momenta);
-    for (const TwinInput& input : inputs_of(momenta)) {
+    for (const TwinInput& input : inputs_of(momenta, /*mean=*/true)) {
       std::vector<at::Tensor> flat;
       for (const at::Tensor& copy : input.copies) flat.push_back(copy.reshape({-1}));
       const at::Tensor said = methods_.mean_of_signs(fmt::format("{}/{}", input.part.name, input.part.shard), flat,
@@ -394,7 +403,7 @@ void Twin::zero_one_adam_step(const std::vector<CopyStep>& copies, double rate) 
   if (since_ < interval && step_ + 1 < next_update_) return;
   NamedTensors mean = mean_of(steps_sum_);
   const NamedTensors& variance = adam_.front().v;
-  for (const TwinInput& input : inputs_of(steps_sum_)) {
+  for (const TwinInput& input : inputs_of(steps_sum_, /*mean=*/true)) {
     std::vector<at::Tensor> flat;
     for (const at::Tensor& copy : input.copies) flat.push_back(copy.reshape({-1}));
     put_part(input.part,
@@ -567,6 +576,28 @@ void Twin::diloco_rounds() {
   }
 }
 
+/// Loads of experts are counted over all copies.
+void Twin::advance_balance() {
+  const spec::ModelShape& shape = model_->shape;
+  if (!shape.experts.used()) return;
+  for (const nn::moe::LayerLoads& layer : model_->balance.advance(
+           true, models::expert_layer_names(shape), static_cast<std::size_t>(shape.experts.num_experts), {})) {
+    for (const std::int64_t count : layer.counts) trace_.loads.push_back(static_cast<double>(count));
+  }
+}
+
+void Twin::tell_biases() {
+  if (!model_->shape.experts.used() || model_->shape.experts.bias_update_rate == 0) return;
+  nn::State state;
+  model_->balance.add_state(state);
+  for (int side = 0; side < 2; ++side) {
+    for (const std::string& layer : models::expert_layer_names(model_->shape)) {
+      const at::Tensor& bias = state.at("router_bias/" + layer).tensor;
+      for (std::int64_t i = 0; i < bias.numel(); ++i) trace_.biases.push_back(bias.const_data_ptr<float>()[i]);
+    }
+  }
+}
+
 TwinTrace Twin::run() {
   for (step_ = 0; step_ < request_.steps; ++step_) {
     double rate = 0;
@@ -586,7 +617,9 @@ TwinTrace Twin::run() {
       default:
         compressed_step(copies, rate);
     }
+    advance_balance();
   }
+  tell_biases();
   if (!drifts()) weights_ = {masters()};
   trace_.weights.clear();
   for (NamedTensors weights : weights_) {
