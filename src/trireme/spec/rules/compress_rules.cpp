@@ -214,6 +214,37 @@ void compress_experts(RuleContext& context) {
   }
 }
 
+/// What several ranks of a copy hold and compute with is summed over them after the copies' sum.
+void compress_shared(RuleContext& context) {
+  CompressConfig& compress = context.run.recipe.compress;
+  const LayoutConfig& layout = context.layout();
+  const ModelShape& shape = context.run.shape;
+  if (!compresses(context) || lets_copies_drift(compress.kind)) return;
+  const bool momentum = compress.kind == CompressKind::kOnebitAdam;
+  const bool shared = shape.tied || shape.mtp_depth > 0 || shape.num_encoder_layers > 0;
+  if (context.has_stages() && shared) {
+    const std::int64_t elements = shape.vocab_size * shape.hidden_size;
+    if (momentum)
+      context.refuse("compress.kind",
+                     "is \"onebit-adam\", but several stages hold the embedding: their sum would count the momentum "
+                     "that each of them has",
+                     "set compress.kind = \"onebit-sgd\", or layout.pp = 1");
+    else if (elements >= compress.min_elements)
+      context.refuse(
+          "compress.min_elements",
+          fmt::format("is {}, so that the embedding's {} elements are compressed, but several stages hold it "
+                      "and would each compress a part of its gradient; dense it takes {} bytes a step",
+                      compress.min_elements, elements, 8 * elements),
+          fmt::format("set compress.min_elements = {}", elements + 1));
+  }
+  if (momentum && layout.tp > shape.num_kv_heads)
+    context.refuse("compress.kind",
+                   fmt::format("is \"onebit-adam\", but of {} key and value heads several of {} tensor-parallel ranks "
+                               "hold copies: their sum would count the momentum that each of them has",
+                               shape.num_kv_heads, layout.tp),
+                   fmt::format("set layout.tp = {}, or compress.kind = \"onebit-sgd\"", shape.num_kv_heads));
+}
+
 constexpr Rule kCompressRules[] = {
     {"compress-zero", "gradient compression with ZeRO 2 and 3; compressed momentum and local updates with any ZeRO",
      "compression happens once a step, and moments or weights are whole on every rank", Because::kNotBuilt,
@@ -242,6 +273,9 @@ constexpr Rule kCompressRules[] = {
      Because::kDefinition, RuleNeeds::kLayout, compress_workers},
     {"compress-nodes", "compression across nodes that do not hold whole copies",
      "the sum inside a node is one over copies", Because::kDefinition, RuleNeeds::kLayout, compress_nodes},
+    {"compress-shared",
+     "compression of an embedding that several stages hold; 1-bit Adam where ranks of a copy hold copies of parts",
+     "their sum is made after that of the copies", Because::kNotBuilt, RuleNeeds::kLayout, compress_shared},
     {"compress-experts", "0/1 Adam, and local updates of workers that hold a part of the experts",
      "copies that take steps by themselves need all experts", Because::kDefinition, RuleNeeds::kLayout,
      compress_experts},
