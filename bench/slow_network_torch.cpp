@@ -5,14 +5,14 @@
 //   build/release/bench/slow_network_torch --device cuda --out curves    # curves on ranks that share a GPU
 //   build/release/bench/slow_network_torch --times-only --mbit 10000     # where it should not pay
 //
-// Four ranks, GPT 4x256 on a Markov chain. A loss does not depend on how long its messages took, so each method is run
-// twice: on a fast network for --steps (and half as many again, until it has dense's last loss), which gives the curve
-// and the bytes of each step, exactly; and on the emulated one, on the CPU, for some steps (--timed-steps at most),
-// which gives the time of a step (schedules of warm-up and freezing are shortened to them, so that they are as large a
-// part). The bound is dense's time over the sum of bounds of steps: of a dense one what dense takes; of one in which
-// weights come together computing and the bytes' time; of any other the longer of the two. Beside it stands what the
-// planner predicts for this computing time. --out DIR writes each method as the folder of a run, for
-// `trireme report DIR/*`.
+// Four ranks, GPT 4x256 (--layers, --hidden) on a Markov chain. A loss does not depend on how long its messages took,
+// so each method is run twice: on a fast network for --steps (and half as many again, until it has dense's last loss),
+// which gives the curve and the bytes of each step, exactly; and on the emulated one, on the CPU, for some steps
+// (--timed-steps at most), which gives the time of a step (schedules of warm-up and freezing are shortened to them, so
+// that they are as large a part). The bound is dense's time over the sum of bounds of steps: of a dense one what dense
+// takes; of one in which weights come together computing and the bytes' time; of any other the longer of the two.
+// Beside it stands what the planner predicts for this computing time. --out DIR writes each method as the folder of a
+// run, for `trireme report DIR/*`.
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
 
@@ -41,6 +41,7 @@ using namespace trireme;
 struct Options {
   std::int64_t steps = 400, timed_steps = 50, evaluate_every = 10, rows = 16;
   double mbit = 100, latency_ms = 5, bucket_mb = 4;
+  bench::GptSize size;
   int threads = 1;
   std::string only, device = "cpu", out;
   bool times_only = false;
@@ -61,26 +62,30 @@ struct Method {
 std::vector<Method> methods(std::int64_t steps) {
   using spec::CompressKind;
   const auto part = [&](std::int64_t of, std::int64_t least) { return std::max(least, of * steps / 400); };
-  return {{.name = "dense"},
-          {.name = "bf16", .reduce = spec::ReduceKind::kBf16},
-          {.name = "onebit-sgd", .compress = {.kind = CompressKind::kOnebitSgd}},
-          {.name = "qsgd", .compress = {.kind = CompressKind::kQsgd}},
-          {.name = "powersgd", .compress = {.kind = CompressKind::kPowerSgd}},
-          {.name = "dgc", .compress = {.kind = CompressKind::kDgc, .sparsity = 0.99, .sparsity_warmup = part(40, 4)}},
-          {.name = "csc", .compress = {.kind = CompressKind::kCsc}},
-          {.name = "onebit-adam", .compress = {.kind = CompressKind::kOnebitAdam, .freeze_after = part(80, 1)}},
-          {.name = "zero-one-adam",
-           .compress = {.kind = CompressKind::kZeroOneAdam,
-                        .variance_scale = static_cast<int>(part(16, 1)),
-                        .local_scale = part(100, 1)}},
-          {.name = "local-sgd", .compress = {.kind = CompressKind::kLocalSgd}, .within = 0.03},
-          {.name = "diloco", .compress = {.kind = CompressKind::kDiloco, .interval = 50}, .within = 0.03},
-          {.name = "diloco-int8",
-           .compress = {.kind = CompressKind::kDiloco, .interval = 50, .delta_dtype = spec::DeltaDtype::kInt8},
-           .within = 0.03},
-          {.name = "streaming-diloco",
-           .compress = {.kind = CompressKind::kDiloco, .interval = 50, .fragments = 2, .delay = 5, .mixing = 0.5},
-           .within = 0.03}};
+  return {
+      {.name = "dense"},
+      {.name = "bf16", .reduce = spec::ReduceKind::kBf16},
+      {.name = "onebit-sgd", .compress = {.kind = CompressKind::kOnebitSgd}},
+      {.name = "qsgd", .compress = {.kind = CompressKind::kQsgd}},
+      {.name = "powersgd", .compress = {.kind = CompressKind::kPowerSgd}},
+      {.name = "powersgd-16", .compress = {.kind = CompressKind::kPowerSgd, .rank = 16}},
+      {.name = "dgc", .compress = {.kind = CompressKind::kDgc, .sparsity = 0.99, .sparsity_warmup = part(40, 4)}},
+      {.name = "dgc-95", .compress = {.kind = CompressKind::kDgc, .sparsity = 0.95, .sparsity_warmup = part(40, 4)}},
+      {.name = "csc", .compress = {.kind = CompressKind::kCsc}},
+      // Frozen after a single gradient the variance is next to nothing somewhere, and the run diverges.
+      {.name = "onebit-adam", .compress = {.kind = CompressKind::kOnebitAdam, .freeze_after = part(80, 4)}},
+      {.name = "zero-one-adam",
+       .compress = {.kind = CompressKind::kZeroOneAdam,
+                    .variance_scale = static_cast<int>(part(16, 1)),
+                    .local_scale = part(100, 1)}},
+      {.name = "local-sgd", .compress = {.kind = CompressKind::kLocalSgd}, .within = 0.03},
+      {.name = "diloco", .compress = {.kind = CompressKind::kDiloco, .interval = 50}, .within = 0.03},
+      {.name = "diloco-int8",
+       .compress = {.kind = CompressKind::kDiloco, .interval = 50, .delta_dtype = spec::DeltaDtype::kInt8},
+       .within = 0.03},
+      {.name = "streaming-diloco",
+       .compress = {.kind = CompressKind::kDiloco, .interval = 50, .fragments = 2, .delay = 5, .mixing = 0.5},
+       .within = 0.03}};
 }
 
 struct Curve {
@@ -112,10 +117,12 @@ struct Curve {
 };
 struct Timing {
   double step_s = 0, compute_s = 0;
+  double data_s = 0, comm_s = 0;  ///< waiting for the batch, and for other ranks
+  double slowest_s = 0;           ///< the mean over steps of the rank that computed longest
 };
 
 spec::Recipe recipe_of(const Options& options, const Method& method) {
-  spec::Recipe recipe = bench::gpt_recipe({}, spec::Precision::kFp32, options.rows);
+  spec::Recipe recipe = bench::gpt_recipe(options.size, spec::Precision::kFp32, options.rows);
   recipe.data.synthetic.kind = spec::SyntheticKind::kMarkov;
   recipe.layout.dp = 4;
   recipe.layout.reduce = method.reduce;
@@ -183,11 +190,25 @@ Timing measure(const Options& options, const Method& method, std::int64_t steps)
         const auto samples = data::open_samples(recipe, data::Split::kTrain);
         train::Trainer trainer(recipe, train::model_shape(recipe), rank.world(), *samples);
         const auto begin = bench::Clock::now();
-        double compute = 0;
-        for (std::int64_t step = 0; step < steps; ++step) compute += trainer.step().compute_s;
+        std::vector<double> computed;
+        double data = 0, comm = 0;
+        for (std::int64_t step = 0; step < steps; ++step) {
+          const train::StepReport report = trainer.step();
+          computed.push_back(report.compute_s);
+          data += report.data_s, comm += report.comm_s;
+        }
+        const double seconds = bench::seconds_since(begin),
+                     mine = std::accumulate(computed.begin(), computed.end(), 0.0);
+        rank.world()
+            .all_reduce(comm::Buffer{computed.data(), computed.size(), comm::DType::kF64}, comm::Reduce::kMax)
+            .wait();
         if (rank.rank() != 0) return;
-        timing.step_s = bench::seconds_since(begin) / static_cast<double>(steps);
-        timing.compute_s = compute / static_cast<double>(steps);
+        const auto count = static_cast<double>(steps);
+        timing = {.step_s = seconds / count,
+                  .compute_s = mine / count,
+                  .data_s = data / count,
+                  .comm_s = comm / count,
+                  .slowest_s = std::accumulate(computed.begin(), computed.end(), 0.0) / count};
       },
       ranks);
   return timing;
@@ -203,16 +224,17 @@ std::int64_t timed_steps(const Options& options, const Method& method) {
   return std::min<std::int64_t>(options.timed_steps, kind == CompressKind::kNone ? 8 : changes ? 40 : 20);
 }
 
-/// Seconds of a step that no implementation of the method could undercut, with dense steps as they were measured.
+/// Seconds of a step that no implementation of the method could undercut, with dense steps as they were measured:
+/// nobody is through with a step before the slowest rank has computed.
 double bound_of(const Method& method, const Curve& curve, const Timing& dense, double dense_bytes, double bandwidth) {
   if (method.compress.kind == spec::CompressKind::kNone)
-    return std::max(dense.compute_s, curve.mean_bytes() / bandwidth);
+    return std::max(dense.slowest_s, curve.mean_bytes() / bandwidth);
   const bool meets = spec::has_local_updates(method.compress.kind);
-  if (meets && method.compress.delay > 0) return std::max(dense.compute_s, curve.mean_bytes() / bandwidth);
+  if (meets && method.compress.delay > 0) return std::max(dense.slowest_s, curve.mean_bytes() / bandwidth);
   double sum = 0;
   for (const double bytes : curve.bytes) {
     const double wire = bytes / bandwidth;
-    sum += meets ? dense.compute_s + wire : bytes > 0.99 * dense_bytes ? dense.step_s : std::max(dense.compute_s, wire);
+    sum += meets ? dense.slowest_s + wire : bytes > 0.99 * dense_bytes ? dense.step_s : std::max(dense.slowest_s, wire);
   }
   return sum / static_cast<double>(curve.bytes.size());
 }
@@ -261,8 +283,13 @@ struct Row {
 nlohmann::ordered_json told(const Options& options, const Row& row, const Row& dense, TextTable& table) {
   const bool whole = row.method.compress.kind == spec::CompressKind::kNone, learned = !row.curve.losses.empty();
   const double bandwidth = options.mbit * 1e6 / 8, gain = dense.timing.step_s / row.timing.step_s;
-  nlohmann::ordered_json result{
-      {"method", row.method.name}, {"step_s", row.timing.step_s}, {"compute_s", row.timing.compute_s}, {"gain", gain}};
+  nlohmann::ordered_json result{{"method", row.method.name},
+                                {"step_s", row.timing.step_s},
+                                {"compute_s", row.timing.compute_s},
+                                {"slowest_s", row.timing.slowest_s},
+                                {"data_s", row.timing.data_s},
+                                {"comm_s", row.timing.comm_s},
+                                {"gain", gain}};
   std::vector<std::string> cells{row.method.name, fmt::format("{:.3f}", row.timing.step_s),
                                  fmt::format("{:.2f}x", gain)};
   double predicted = gain;
@@ -309,6 +336,9 @@ int main(int count, char** words) try {
   bench::Arguments app("Time to a validation loss on a slow emulated network, dense and compressed");
   app.add_option("--steps", options.steps, "of a curve").show_default();
   app.add_option("--timed-steps", options.timed_steps, "on the emulated network, at most").show_default();
+  app.add_option("--layers", options.size.num_layers).show_default();
+  app.add_option("--hidden", options.size.hidden_size).show_default();
+  app.add_option("--sequence", options.size.seq_len, "tokens").show_default();
   app.add_option("--rows", options.rows, "sequences of a step, of all ranks").show_default();
   app.add_option("--threads", options.threads, "of each rank").show_default();
   app.add_option("--mbit", options.mbit, "bandwidth of each rank, Mbit/s").show_default();
@@ -342,7 +372,7 @@ int main(int count, char** words) try {
     const std::int64_t timed = timed_steps(options, row.method);
     row.timing = measure(options, methods(timed)[i], timed);
     if (is_dense) dense = row;
-    row.task = {.copies = 4, .compute_s = dense.timing.compute_s, .latency_s = options.latency_ms * 1e-3};
+    row.task = {.copies = 4, .compute_s = dense.timing.slowest_s, .latency_s = options.latency_ms * 1e-3};
     double predicted_gain_s = 0;
     if (row.method.compress.kind != spec::CompressKind::kNone) {
       const spec::Recipe recipe = recipe_of(options, row.method);
@@ -363,11 +393,14 @@ int main(int count, char** words) try {
       std::ofstream(std::filesystem::path(options.out) / "table.json") << results.dump(1) << "\n";
     }
   }
-  fmt::print("GPT 4x256, 4 ranks, {}times of at most {} steps at {} Mbit/s and {} ms; a step computes {:.3f} s\n{}",
-             options.times_only ? ""
-                                : fmt::format("curves of {} steps of {} sequences ({}), ", options.steps, options.rows,
-                                              options.device),
-             options.timed_steps, options.mbit, options.latency_ms, dense.timing.compute_s, table.text());
+  fmt::print(
+      "GPT {}, 4 ranks, {}times of at most {} steps at {} Mbit/s and {} ms; a step computes {:.3f} s on the slowest "
+      "rank\n{}",
+      options.size.text(),
+      options.times_only
+          ? ""
+          : fmt::format("curves of {} steps of {} sequences ({}), ", options.steps, options.rows, options.device),
+      options.timed_steps, options.mbit, options.latency_ms, dense.timing.slowest_s, table.text());
   return 0;
 } catch (const std::exception& error) {
   fmt::print(stderr, "{}\n", error.what());

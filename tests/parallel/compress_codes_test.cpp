@@ -76,6 +76,32 @@ TEST(ScaledSigns, LeaveElementsWithoutVarianceAlone) {
   EXPECT_NEAR(next[0], 3 - scale, 1e-14);
 }
 
+/// A quadratic whose first coordinate has gradients of +-10 and whose second one has 3 in one step of four and -1 else.
+/// Most signs of the second one are wrong, and all are as large as the first: what feeds its errors back finds the
+/// minimum at 0 nevertheless, what does not stays where most signs change.
+TEST(ScaledSigns, FindTheMinimumByErrorFeedbackOnly) {
+  const auto mean_of_second = [](bool feedback) {
+    std::vector<double> x{1, 1}, residual(2, 0.0);
+    const std::vector<double> none(2, 0.0), variance(2, 1.0);
+    double sum = 0;
+    for (int step = 0; step < 8000; ++step) {
+      const std::vector<double> gradient{x[0] + (step % 2 == 1 ? 10 : -10), x[1] + (step % 4 == 0 ? 3 : -1)};
+      std::vector<double> next(2), decoded(2, 0.0);
+      Message message;
+      encode_scaled(gradient.data(), feedback ? residual.data() : none.data(), next.data(), variance.data(), 2,
+                    message);
+      MessageReader reader(message);
+      add_scaled(reader, variance.data(), 2, 1.0, decoded.data());
+      residual = next;
+      for (std::size_t i = 0; i < 2; ++i) x[i] -= 1e-3 * decoded[i];
+      if (step >= 4000) sum += x[1];
+    }
+    return sum / 4000;
+  };
+  EXPECT_NEAR(mean_of_second(true), 0, 0.01);
+  EXPECT_GT(mean_of_second(false), 0.9);
+}
+
 TEST(OmegaCodes, AreThoseOfThePaper) {
   EXPECT_EQ(omega_bits(1), 1);
   EXPECT_EQ(omega_bits(2), 3);

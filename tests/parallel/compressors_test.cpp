@@ -342,11 +342,12 @@ TEST(Compressors, SendWhatTheySay) {
 }
 
 /// A step of local updates by hand: SGD.
-void local_step(MatrixCopies& copies, optim::Optimizer& optimizer, std::int64_t step, int rank) {
+void local_step(MatrixCopies& copies, optim::Optimizer& optimizer, std::int64_t step, int rank,
+                const MakeGradient& gradient) {
   copies.data_parallel->begin_micro(true);
   for (const char* name : {"bias", "right", "left"}) {
     nn::Param& param = copies.params.at(name);
-    nn::add_gradient(param, matrix_gradient(param, step, rank));
+    nn::add_gradient(param, gradient(param, step, rank));
     copies.data_parallel->added(param);
   }
   copies.data_parallel->finish();
@@ -370,7 +371,9 @@ struct LocalRun {
         optimizer(optim::make_optimizer({.kind = spec::OptimizerKind::kSgd, .momentum = 0}, copies.params)) {
     copies.data_parallel->attach(*optimizer);
   }
-  void step(std::int64_t number, int rank) { local_step(copies, *optimizer, number, rank); }
+  void step(std::int64_t number, int rank, const MakeGradient& gradient = matrix_gradient) {
+    local_step(copies, *optimizer, number, rank, gradient);
+  }
 };
 
 TEST(LocalUpdates, OfEveryStepAreSynchronousSgd) {
@@ -387,6 +390,30 @@ TEST(LocalUpdates, OfEveryStepAreSynchronousSgd) {
       EXPECT_LT(farthest(local.copies, synchronous.copies), 1e-12);
       EXPECT_LT(farthest(outer.copies, synchronous.copies), 1e-12);
     }
+  });
+}
+
+/// Stich 2019: on a convex task as good as synchronous steps at equal samples, as long as H <= sqrt(T / (K b)),
+/// here 11.
+TEST(LocalUpdates, RarelySynchronousAreAsGoodOnAConvexTask) {
+  constexpr int kRanks = 3, kSteps = 400;
+  comm::run_ranks(kRanks, [](comm::Rank& rank) {
+    LocalRun local(rank, {.kind = CompressKind::kLocalSgd, .interval = 10}),
+        synchronous(rank, {.kind = CompressKind::kLocalSgd, .start = 10'000});
+    const MakeGradient noisy = [](const nn::Param& param, std::int64_t step, int from) {
+      return (param.master.tanh() + matrix_gradient(param, step, from)) / kRanks;
+    };
+    const auto error = [](const LocalRun& run) {
+      double sum = 0;
+      for (const nn::Param& param : run.copies.params) sum += param.master.cosh().log().sum().item<double>();
+      return sum;
+    };
+    const double before = error(local);
+    for (std::int64_t step = 0; step < kSteps; ++step)
+      for (LocalRun* run : {&local, &synchronous}) run->step(step, rank.rank(), noisy);
+    EXPECT_LT(error(synchronous), before / 10);
+    EXPECT_LT(error(local), 1.05 * error(synchronous));
+    EXPECT_GT(farthest(local.copies, synchronous.copies), 1e-6) << "they differ in between";
   });
 }
 

@@ -112,6 +112,44 @@ TEST(CompressionTwin, IsWhatZero1Computes) {
   expect_equal_to_twin(recipe, 2, "ZeRO-1");
 }
 
+/// Norms of which every tensor-parallel rank has a part of the gradient: 1-bit Adam's momentum counts once.
+TEST(CompressionTwin, IsWhatSequenceParallelRanksCompute) {
+  for (const TwinCase& one : twin_cases()) {
+    if (one.config.kind != CompressKind::kOnebitAdam && one.config.kind != CompressKind::kPowerSgd) continue;
+    spec::Recipe recipe = compressed_recipe(one.config, 2);
+    recipe.layout.tp = 2;
+    recipe.layout.sequence_parallel = true;
+    expect_equal_to_twin(recipe, 4, std::string(one.name) + " with sequence parallelism");
+  }
+}
+
+/// Experts have fewer copies than dense parameters, or none: with ep = 2 two of them on four ranks, with ep = 4 one.
+/// Local updates are those of workers that hold all experts.
+TEST(CompressionTwin, IsWhatExpertParallelRanksCompute) {
+  for (const TwinCase& one : twin_cases()) {
+    if (one.config.kind == CompressKind::kZeroOneAdam) continue;  // refused: every rank steps by itself
+    CompressConfig config = one.config;
+    config.local_clip = false;
+    spec::Recipe recipe = compressed_recipe(config, 4);
+    recipe.model.family = spec::Family::kMistral;
+    recipe.model.experts = {.num_experts = 4,
+                            .top_k = 2,
+                            .ffn_size = 16,
+                            .router = spec::RouterKind::kSigmoidTopK,
+                            .aux_loss_weight = 0.02,
+                            .bias_update_rate = 0.01};
+    recipe.layout.ep = 2;
+    if (spec::has_local_updates(config.kind)) recipe.compress.workers = 2;
+    expect_equal_to_twin(recipe, 4, std::string(one.name) + " with ep");
+    if (config.kind != CompressKind::kPowerSgd && config.kind != CompressKind::kOnebitAdam) continue;
+    recipe.layout.ep = 4;
+    expect_equal_to_twin(recipe, 4, std::string(one.name) + " with experts of one copy");
+    recipe.layout.dp = 2;
+    recipe.layout.cp = 2;
+    expect_equal_to_twin(recipe, 4, std::string(one.name) + " with ep over dp and cp");
+  }
+}
+
 /// What compresses nothing is not called equal.
 TEST(CompressionTwin, MustHaveSomethingToCompare) {
   spec::Recipe recipe = compressed_recipe({.kind = CompressKind::kPowerSgd}, 2);

@@ -16,6 +16,8 @@ namespace trireme::comm {
 namespace {
 
 constexpr std::size_t kCachedRoutines = 256;
+// Ranks that may send each other uneven blocks all at once: beyond it messages would crowd at every receiver.
+constexpr int kAtOnce = 16;
 // Tags of collectives count up and wrap; those of sends and receives have bit 30 set. Bit 29 is the
 // transports' own.
 constexpr std::uint32_t kPointTag = 0x4000'0000u, kTagMask = 0x1fff'ffffu;
@@ -134,9 +136,13 @@ Algorithm Group::settle_algorithm(const Request& request, const CallKey& key, Al
     // there is.
     if (request.uneven && board_ && board_->takes_large()) return Algorithm::kDirect;
     if (request.uneven) {
+      // Few ranks send all blocks at once: latencies pass side by side, where rounds wait for each other.
+      const bool few = size() <= kAtOnce;
       switch (request.op) {
         case Collective::kAllToAll:
-          return Algorithm::kPairwise;
+          return few ? Algorithm::kLinear : Algorithm::kPairwise;
+        case Collective::kAllGather:
+          return few ? Algorithm::kLinear : Algorithm::kRing;
         case Collective::kGather:
         case Collective::kScatter:
           return Algorithm::kLinear;

@@ -156,35 +156,36 @@ void LossReducer::agree(std::span<const std::vector<LossTerm>> steps) {
   }
 }
 
-void LossReducer::reduce(std::span<std::vector<LossTerm>> steps, std::span<double> numbers) {
+void LossReducer::start(std::span<const std::vector<LossTerm>> steps, std::span<const double> numbers) {
   if (group_.size() == 1) return;
-  for (;;) {
-    const bool news = std::ranges::any_of(steps, [&](const auto& terms) {
-      return !std::ranges::all_of(terms, [&](const LossTerm& term) { return knows(term); });
-    });
-    std::vector<double> all(numbers.begin(), numbers.end());
-    all.push_back(news ? 1 : 0);
-    for (const std::vector<LossTerm>& terms : steps) {
-      for (const LossTerm& known : agreed_) {
-        const LossTerm* here = find(terms, known.name);
-        all.insert(all.end(), {here ? here->sum : 0.0, here ? here->count : 0.0});
-      }
+  const bool news = std::ranges::any_of(steps, [&](const auto& terms) {
+    return !std::ranges::all_of(terms, [&](const LossTerm& term) { return knows(term); });
+  });
+  sent_.assign(numbers.begin(), numbers.end());
+  sent_.push_back(news ? 1 : 0);
+  for (const std::vector<LossTerm>& terms : steps) {
+    for (const LossTerm& known : agreed_) {
+      const LossTerm* here = find(terms, known.name);
+      sent_.insert(sent_.end(), {here ? here->sum : 0.0, here ? here->count : 0.0});
     }
-    group_.all_reduce(comm::Buffer{all.data(), all.size(), comm::DType::kF64}, comm::Reduce::kSum).wait();
-    if (all[numbers.size()] > 0) {
-      agree(steps);
-      continue;
+  }
+  work_ = group_.all_reduce(comm::Buffer{sent_.data(), sent_.size(), comm::DType::kF64}, comm::Reduce::kSum);
+}
+
+void LossReducer::finish(std::span<std::vector<LossTerm>> steps, std::span<double> numbers) {
+  if (group_.size() == 1) return;
+  for (work_.wait(); sent_[numbers.size()] > 0; work_.wait()) {
+    agree(steps);
+    start(steps, numbers);
+  }
+  std::copy_n(sent_.begin(), numbers.size(), numbers.begin());
+  const double* next = sent_.data() + numbers.size() + 1;
+  for (std::vector<LossTerm>& terms : steps) {
+    terms = agreed_;
+    for (LossTerm& term : terms) {
+      term.sum = *next++;
+      term.count = *next++;
     }
-    std::copy_n(all.begin(), numbers.size(), numbers.begin());
-    const double* next = all.data() + numbers.size() + 1;
-    for (std::vector<LossTerm>& terms : steps) {
-      terms = agreed_;
-      for (LossTerm& term : terms) {
-        term.sum = *next++;
-        term.count = *next++;
-      }
-    }
-    return;
   }
 }
 

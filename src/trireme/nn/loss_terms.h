@@ -77,7 +77,13 @@ class LossReducer {
 
   /// On all ranks together, for as many steps on each. Afterwards each step has the terms of all ranks in the order of
   /// add_term(); `numbers` are added up with them.
-  void reduce(std::span<std::vector<LossTerm>> steps, std::span<double> numbers = {});
+  void reduce(std::span<std::vector<LossTerm>> steps, std::span<double> numbers = {}) {
+    start(steps, numbers);
+    finish(steps, numbers);
+  }
+  /// The same in two halves, with the same arguments: what other calls take passes beside it.
+  void start(std::span<const std::vector<LossTerm>> steps, std::span<const double> numbers = {});
+  void finish(std::span<std::vector<LossTerm>> steps, std::span<double> numbers = {});
 
  private:
   bool knows(const LossTerm& term) const;
@@ -85,6 +91,8 @@ class LossReducer {
 
   comm::Group& group_;
   std::vector<LossTerm> agreed_;  // sums of 0
+  std::vector<double> sent_;      // on its way
+  comm::Work work_;
 };
 
 }  // namespace trireme::nn

@@ -54,6 +54,8 @@ struct CompressedPart {
   layout::Placement placement;
   std::int64_t rows = 0, columns = 0;  ///< of this rank's memory
   int shard = 0;                       ///< which part it is, where ranks of a copy hold several: for random draws
+  int copies = 1;                      ///< over which it is compressed: of experts fewer than of dense parameters
+  bool first = true;                   ///< this rank's is the first of its copies
 };
 
 struct Bucket;

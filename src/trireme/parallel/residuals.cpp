@@ -34,11 +34,11 @@ void Residuals::add_state(nn::State& state, const std::string& name) {
   const layout::Mesh& mesh = groups_.mesh();
   for (std::size_t i = 0; i < kept_.size(); ++i) {
     if (!kept_[i].defined()) continue;
+    const layout::AxisNames& summed = plan_.buckets[i].axes;
+    const layout::AxisNames copies = copies_ ? layout::intersect(mesh, *copies_, summed) : summed;
     for (const BucketMember& member : plan_.buckets[i].members) {
-      state.add(
-          name + "/" + member.param->name, view_in(kept_[i], member),
-          layout::stack_copies(mesh, groups_.rank(), member.param->placement, copies_.value_or(plan_.buckets[i].axes)),
-          nn::CopiesRule::kSum);
+      state.add(name + "/" + member.param->name, view_in(kept_[i], member),
+                layout::stack_copies(mesh, groups_.rank(), member.param->placement, copies), nn::CopiesRule::kSum);
     }
   }
 }

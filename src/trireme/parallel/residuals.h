@@ -22,7 +22,8 @@ namespace trireme::parallel {
 class Residuals {
  public:
   /// Zeros for every trainable bucket, in float (double where gradients are). `plan` and `groups` are borrowed.
-  /// `copies`: the axes along which each rank has one of its own, where that is not all axes of a bucket.
+  /// `copies`: the axes along which each rank has one of its own, as far as a bucket is summed along them; without it
+  /// all that it is summed along.
   Residuals(const BucketPlan& plan, const MeshGroups& groups, const DataParallelOptions& options,
             std::optional<layout::AxisNames> copies = std::nullopt);
 

@@ -8,6 +8,7 @@
 
 #include "trireme/base/units.h"
 #include "trireme/spec/parameters.h"
+#include "trireme/spec/rules.h"
 
 namespace trireme::plan {
 namespace {
@@ -69,6 +70,30 @@ double matrix_bytes(const spec::CompressConfig& compress, double rows, double co
   }
 }
 
+/// Messages that wait for each other in a compressed step, or in a round of local updates. Up to 16 copies send theirs
+/// at once where they are messages of bytes; sums are made by doubling.
+double rounds(const spec::CompressConfig& compress, int copies) {
+  const double sum = std::bit_width(static_cast<unsigned>(copies - 1)), gather = copies <= 16 ? 1 : copies - 1;
+  switch (compress.kind) {
+    case CompressKind::kOnebitSgd:
+    case CompressKind::kOnebitAdam:
+    case CompressKind::kZeroOneAdam:
+      return std::max(sum, 2 * gather);
+    case CompressKind::kQsgd:
+      return std::max(sum, (compress.coding == spec::QsgdCoding::kElias ? 2 : 1) * gather);
+    case CompressKind::kDgc:
+      return std::max(sum, gather);
+    case CompressKind::kPowerSgd:
+      return compress.alternate ? sum : 2 * sum;
+    case CompressKind::kCsc:
+      return 3 * sum;  // the chunks in pieces: twice
+    case CompressKind::kDiloco:
+      return compress.delta_dtype == spec::DeltaDtype::kFp32 ? 2 * sum : 2 * gather;
+    default:
+      return 2 * sum;
+  }
+}
+
 double delta_bytes(spec::DeltaDtype type) {
   return type == spec::DeltaDtype::kFp32 ? 4 : type == spec::DeltaDtype::kFp16 ? 2 : 1;
 }
@@ -87,28 +112,33 @@ double CompressPrice::step(const CompressTask& task, double bandwidth) const {
 CompressPrice price_compression(const spec::Recipe& recipe, const spec::ModelShape& shape, const CompressTask& task) {
   const spec::CompressConfig& compress = recipe.compress;
   CompressPrice price;
-  const double both = 2.0 * (task.copies - 1) / task.copies;
   double elements = 0;
   for (const spec::ParameterShape& whole : spec::list_parameters(shape)) {
     const spec::ParameterShape one = spec::on_tensor_rank(whole, shape, recipe.layout.tp);
-    const auto rows = static_cast<double>(one.rows),
+    // Of experts a rank holds some, and fewer copies exchange them.
+    const bool experts = whole.name.find(".experts.") != std::string::npos;
+    const int ep = experts ? recipe.layout.ep : 1,
+              copies = experts ? task.copies / static_cast<int>(spec::expert_share_of_dp(recipe.layout, task.copies))
+                               : task.copies;
+    const double both = 2.0 * (copies - 1) / copies;
+    const auto rows = static_cast<double>(one.rows) / ep,
                columns = static_cast<double>(std::max<std::int64_t>(1, one.columns));
     const bool large = whole.columns > 0 && whole.rows * whole.columns >= compress.min_elements;
     const double part = 1.0 / recipe.layout.pp;
     price.dense_bytes += part * both * 4 * rows * columns;
+    if (copies == 1 && task.copies > 1) continue;
     elements += part * rows * columns;
     if (!spec::has_local_updates(compress.kind))
-      price.sent_bytes +=
-          part * (large ? matrix_bytes(compress, rows, columns, task.copies) : both * 4 * rows * columns);
+      price.sent_bytes += part * (large ? matrix_bytes(compress, rows, columns, copies) : both * 4 * rows * columns);
   }
   double every = 1;
   if (spec::has_local_updates(compress.kind)) {
     every = static_cast<double>(spec::interval_of(compress));
     const double width = compress.kind == CompressKind::kDiloco ? delta_bytes(compress.delta_dtype) : 4;
-    price.sent_bytes = both * width * elements / every;
+    price.sent_bytes = 2.0 * (task.copies - 1) / task.copies * width * elements / every;
   }
   price.kernel_s = elements * kernel_ns(compress) * 1e-9 / every;
-  price.messages = 2.0 * (task.copies - 1) * 2 / every;
+  price.messages = task.copies > 1 ? rounds(compress, task.copies) / every : 0;
   // Both sides are monotonic in 1 / bandwidth, and only the dense one has a part that is hidden: one crossing at most.
   const auto pays = [&](double bandwidth) { return price.step(task, bandwidth) < price.dense_step(task, bandwidth); };
   double low = 1e3, high = 1e15;

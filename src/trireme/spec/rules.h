@@ -138,6 +138,8 @@ SplitSpeeds split_speeds(const std::string& split);
 std::vector<std::string> worker_splits(const std::string& split);
 /// That of one virtual worker.
 std::string split_of_worker(const std::string& split, int worker);
+/// Of the data-parallel ranks, those that experts are sharded over: what the inner of dp and cp leaves to it.
+std::int64_t expert_share_of_dp(const LayoutConfig& layout, std::int64_t replicas);
 /// Steps between flushes of a pipeline: pipeline.drain_every; where it is not given 1, and of asynchronous schedules
 /// what divides the steps of evaluations, checkpoints and hashes.
 std::int64_t steps_between_drains(const Recipe& recipe, bool asynchronous);

@@ -7,6 +7,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <string_view>
+#include <utility>
 
 #include "trireme/base/error.h"
 #include "trireme/base/stopwatch.h"
@@ -19,6 +21,18 @@ bool is_compressed(const nn::Param& param, const spec::CompressConfig& config) {
   return param.placement.shape.size() >= 2 && param.elements() >= config.min_elements;
 }
 
+int shard_of(const MeshGroups& groups, const DataParallelOptions& options, const nn::Param& param) {
+  const layout::Mesh& mesh = groups.mesh();
+  const layout::AxisNames within = layout::subtract(mesh, mesh.wide_axes(), options.data);
+  return mesh.index_in_group(groups.rank(), layout::unite(mesh, within, layout::split_axes(mesh, param.placement)));
+}
+
+bool is_first_of_copies(const MeshGroups& groups, const DataParallelOptions& options, const nn::Param& param) {
+  const layout::Mesh& mesh = groups.mesh();
+  const layout::AxisNames split = layout::split_axes(mesh, param.placement);
+  return layout::is_first_copy(mesh, groups.rank(), layout::subtract(mesh, options.data, split));
+}
+
 double squared(const at::Tensor& tensor) {
   const double norm = at::linalg_vector_norm(tensor, 2, {}, false, at::kDouble).item<double>();
   return norm * norm;
@@ -29,38 +43,78 @@ at::Tensor squares_of(const at::Tensor& tensor) {
 }
 
 CompressedReducer::CompressedReducer(const ReducerParts& parts)
-    : options_(parts.options),
-      plan_(parts.plan),
-      groups_(parts.groups),
-      dense_(make_dense_reducer(parts)),
-      exchange_(nullptr) {
+    : options_(parts.options), plan_(parts.plan), groups_(parts.groups), dense_(make_dense_reducer(parts)) {
   TRIREME_CHECK(options_.zero <= 1 && !options_.offload && !options_.reduce_bf16,
                 "ZeRO {} or offload with compression is refused by spec/rules", options_.zero);
-  const layout::Mesh& mesh = groups_.mesh();
-  const layout::AxisNames inside = layout::subtract(mesh, options_.data, options_.copies);
-  groups_.agree_on({options_.copies, inside});
-  exchange_ = CopyExchange(groups_.along(options_.copies));
-  inside_ = groups_.along(inside);
+  make_sets();
   for (Bucket& bucket : plan_.buckets) {
     if (!bucket.trainable) continue;
-    TRIREME_CHECK(layout::subtract(mesh, options_.data, bucket.axes).empty(),
-                  "{} is not summed over all data-parallel ranks", bucket.members.front().param->name);
+    CopySet& set = set_of(bucket);
+    const int copies = set.exchange.copies();
     for (BucketMember& member : bucket.members) {
       const std::vector<std::int64_t> shape = nn::local_shape(member.param->placement);
       const std::int64_t elements = layout::local_elements(member.param->placement);
-      if (!is_compressed(*member.param, config()) || is_replicated(*member.param) || elements == 0) {
-        rest_.emplace_back(&bucket, &member);
+      // What no other rank has a copy of is not exchanged at all.
+      const bool alone = copies == 1 && sets_.front().exchange.copies() > 1;
+      if (alone || !is_compressed(*member.param, config()) || is_replicated(*member.param) || elements == 0) {
+        set.rest.emplace_back(&bucket, &member);
         continue;
       }
+      // Of experts the rows of all of them.
+      const std::int64_t rows = shape.size() == 3 ? shape[0] * shape[1] : shape.front();
       terms_.push_back({.param = member.param,
                         .bucket = &bucket,
                         .member = &member,
-                        .rows = shape.front(),
-                        .columns = elements / shape.front()});
+                        .rows = rows,
+                        .columns = elements / rows,
+                        .copies = copies});
     }
   }
-  std::ranges::sort(terms_, {}, [](const Term& term) { return term.param->name; });
-  std::ranges::sort(rest_, {}, [](const auto& entry) { return entry.second->param->name; });
+  const auto place = [&](const Term& term) {
+    return std::pair(&set_of(*term.bucket), std::string_view(term.param->name));
+  };
+  std::ranges::sort(terms_, {}, place);
+  for (std::size_t i = 0; i < terms_.size(); ++i) terms_[i].number = i;
+  for (CopySet& set : sets_) {
+    std::ranges::sort(set.rest, {}, [](const auto& entry) { return entry.second->param->name; });
+    const auto of_set =
+        std::ranges::equal_range(terms_, &set, {}, [&](const Term& term) { return &set_of(*term.bucket); });
+    set.begin = static_cast<std::size_t>(of_set.begin() - terms_.begin());
+    set.end = static_cast<std::size_t>(of_set.end() - terms_.begin());
+  }
+}
+
+/// One for each set of axes along which some bucket's copies lie: those of the options as far as the bucket is summed
+/// along them.
+void CompressedReducer::make_sets() {
+  const layout::Mesh& mesh = groups_.mesh();
+  std::vector<layout::AxisNames> copies{options_.copies}, wanted{options_.copies};
+  for (const Bucket& bucket : plan_.buckets) {
+    const layout::AxisNames axes = layout::intersect(mesh, options_.copies, bucket.axes);
+    wanted.push_back(layout::subtract(mesh, bucket.axes, options_.copies));
+    if (bucket.trainable && std::ranges::find(copies, axes) == copies.end()) copies.push_back(axes);
+  }
+  std::ranges::sort(copies.begin() + 1, copies.end());
+  wanted.insert(wanted.end(), copies.begin(), copies.end());
+  groups_.agree_on(wanted);
+  for (const layout::AxisNames& axes : copies)
+    sets_.push_back({.axes = axes, .exchange = CopyExchange(groups_.along(axes))});
+  for (const Bucket& bucket : plan_.buckets)
+    inside_.push_back(groups_.along(layout::subtract(mesh, bucket.axes, options_.copies)));
+  exchange_ = &sets_.front().exchange;
+}
+
+const CompressedReducer::CopySet& CompressedReducer::set_of(const Bucket& bucket) const {
+  const layout::AxisNames axes = layout::intersect(groups_.mesh(), options_.copies, bucket.axes);
+  return *std::ranges::find(sets_, axes, &CopySet::axes);
+}
+
+CompressedReducer::CopySet& CompressedReducer::set_of(const Bucket& bucket) {
+  return const_cast<CopySet&>(std::as_const(*this).set_of(bucket));
+}
+
+comm::Group* CompressedReducer::inside_of(const Bucket& bucket) const {
+  return inside_[static_cast<std::size_t>(&bucket - plan_.buckets.data())];
 }
 
 /// Ranks of one copy of the model that all hold a parameter would each compress it among others, differently, and part.
@@ -73,12 +127,19 @@ bool CompressedReducer::is_replicated(const nn::Param& param) const {
 
 std::string CompressedReducer::description() const {
   std::string text = "mean-scaled gradient";
-  if (inside_ != nullptr) text += fmt::format(" -> dense sum over {} ranks", inside_->size());
+  const int inside = groups_.mesh().group_size(layout::subtract(groups_.mesh(), options_.data, options_.copies));
+  if (inside > 1) text += fmt::format(" -> dense sum over {} ranks", inside);
   if (config().local_clip) {
-    text += fmt::format(" -> local clip to {:.4g}", options_.grad_clip_norm / std::sqrt(exchange_.copies()));
+    text += fmt::format(" -> local clip to {:.4g}", options_.grad_clip_norm / std::sqrt(copies()));
   }
   text += fmt::format(" -> {} -> global norm, clip -> optimizer", method());
-  text += fmt::format("; {} of {} parameters compressed", terms_.size(), terms_.size() + rest_.size());
+  std::size_t all = terms_.size();
+  for (const CopySet& set : sets_) all += set.rest.size();
+  text += fmt::format("; {} of {} parameters compressed", terms_.size(), all);
+  for (const CopySet& set : sets_) {
+    if (&set != sets_.data())
+      text += fmt::format(", {} of them (experts) over {} copies", set.end - set.begin, set.exchange.copies());
+  }
   if (config().start > 0) text += fmt::format(", dense until step {}", config().start);
   return text;
 }
@@ -87,28 +148,34 @@ double CompressedReducer::sent_bytes(const Bucket& bucket, int /*launches*/) con
   if (!bucket.trainable) return 0;
   const auto width = static_cast<double>(c10::elementSize(bucket.gradient_type));
   const auto dense = [&](double elements, int ranks) { return 2.0 * (ranks - 1) / ranks * elements * width; };
-  double sum = inside_ != nullptr ? dense(static_cast<double>(bucket.elements), inside_->size()) : 0;
+  const comm::Group* inside = inside_of(bucket);
+  double sum = inside != nullptr ? dense(static_cast<double>(bucket.elements), inside->size()) : 0;
   for (const Term& term : terms_) {
     if (term.bucket == &bucket) sum += term_bytes(term);
   }
-  for (const auto& [other, member] : rest_) {
+  const CopySet& set = set_of(bucket);
+  for (const auto& [other, member] : set.rest) {
     if (other == &bucket)
-      sum += dense(static_cast<double>(layout::local_elements(member->param->placement)), exchange_.copies());
+      sum += dense(static_cast<double>(layout::local_elements(member->param->placement)), set.exchange.copies());
   }
   return sum;
 }
 
 std::vector<CompressedPart> CompressedReducer::compressed_parts() const {
   std::vector<CompressedPart> parts;
-  for (const Term& term : terms_)
-    parts.push_back({term.param->name, term.param->placement, term.rows, term.columns, shard()});
+  for (const Term& term : terms_) {
+    parts.push_back({.name = term.param->name,
+                     .placement = term.param->placement,
+                     .rows = term.rows,
+                     .columns = term.columns,
+                     .shard = shard(*term.param),
+                     .copies = term.copies,
+                     .first = is_first_of_copies(groups_, options_, *term.param)});
+  }
   return parts;
 }
 
-int CompressedReducer::shard() const {
-  const layout::Mesh& mesh = groups_.mesh();
-  return mesh.index_in_group(groups_.rank(), layout::subtract(mesh, mesh.wide_axes(), options_.data));
-}
+int CompressedReducer::shard(const nn::Param& param) const { return shard_of(groups_, options_, param); }
 
 void CompressedReducer::begin_step(std::int64_t step) {
   step_ = step;
@@ -117,22 +184,24 @@ void CompressedReducer::begin_step(std::int64_t step) {
 }
 
 void CompressedReducer::launch(Bucket& bucket) {
-  if (dense_step_ && !(keeps_dense() && inside_ != nullptr)) {
+  comm::Group* inside = inside_of(bucket);
+  if (dense_step_ && !(keeps_dense() && inside != nullptr)) {
     before_dense(bucket);
     dense_->launch(bucket);
-  } else if (inside_ != nullptr) {
-    bucket.work = inside_->all_reduce(device::to_buffer(bucket.sending), comm::Reduce::kSum);
+  } else if (inside != nullptr) {
+    bucket.work = inside->all_reduce(device::to_buffer(bucket.sending), comm::Reduce::kSum);
   }
 }
 
 void CompressedReducer::settle(Bucket& bucket) {
   if (dense_step_) {
-    if (keeps_dense() && inside_ != nullptr) {
+    if (keeps_dense() && inside_of(bucket) != nullptr) {
       bucket.work.wait();
       bucket.work = {};
       before_dense(bucket);
-      exchange_.sum(bucket.sending);
-      exchange_.take_sent_bytes();  // counted as dense below
+      CopyExchange& exchange = set_of(bucket).exchange;
+      exchange.sum(bucket.sending);
+      exchange.take_sent_bytes();  // counted as dense below
       bucket.arriving =
           options_.zero > 0 ? bucket.sending.narrow(0, bucket.begin, bucket.end - bucket.begin) : bucket.sending;
     } else {
@@ -145,8 +214,8 @@ void CompressedReducer::settle(Bucket& bucket) {
   }
   if (!std::exchange(exchanged_, true)) exchange_all();
   report_.dense_bytes += dense_->sent_bytes(bucket, 1);
-  if (inside_ != nullptr)
-    report_.sent_bytes += 2.0 * (inside_->size() - 1) / inside_->size() * static_cast<double>(bucket.sending.nbytes());
+  if (const comm::Group* inside = inside_of(bucket))
+    report_.sent_bytes += 2.0 * (inside->size() - 1) / inside->size() * static_cast<double>(bucket.sending.nbytes());
   bucket.arriving =
       options_.zero > 0 ? bucket.sending.narrow(0, bucket.begin, bucket.end - bucket.begin) : bucket.sending;
 }
@@ -165,19 +234,23 @@ void CompressedReducer::exchange_all() {
   }
   begin_errors();
   before_rest();
-  start_rest();  // its latency passes beside the method's own exchanges
-  reduce(terms_);
-  finish_rest();
+  for (CopySet& set : sets_) start_rest(set);  // their latency passes beside the method's own exchanges
+  for (CopySet& set : sets_) {
+    exchange_ = &set.exchange;
+    if (set.end > set.begin) reduce(terms().subspan(set.begin, set.end - set.begin));
+    finish_rest(set);
+    report_.sent_bytes += set.exchange.take_sent_bytes();
+  }
+  exchange_ = &sets_.front().exchange;
   read_errors();
   for (Term& term : terms_) term.data = at::Tensor();
   if (!terms_.empty()) ++report_.rounds;
-  report_.sent_bytes += exchange_.take_sent_bytes();
   report_.seconds += seconds_since(begin);
 }
 
 void CompressedReducer::wait_inside() {
   for (Bucket& bucket : plan_.buckets) {
-    if (!bucket.trainable || inside_ == nullptr) continue;
+    if (!bucket.trainable || inside_of(bucket) == nullptr) continue;
     bucket.work.wait();
     bucket.work = {};
   }
@@ -185,33 +258,33 @@ void CompressedReducer::wait_inside() {
 
 /// body(part of the flat sum, the gradient) of each.
 template <typename Body>
-void CompressedReducer::for_rest(Body&& body) {
+void CompressedReducer::for_rest(CopySet& set, Body&& body) {
   std::int64_t at = 0;
-  for (const auto& [bucket, member] : rest_) {
+  for (const auto& [bucket, member] : set.rest) {
     const std::int64_t size = layout::local_elements(member->param->placement);
-    body(rest_sum_.narrow(0, at, size), bucket->sending.narrow(0, member->offset, size), *member->param);
+    body(set.rest_sum.narrow(0, at, size), bucket->sending.narrow(0, member->offset, size), *member->param);
     at += size;
   }
 }
 
-void CompressedReducer::start_rest() {
+void CompressedReducer::start_rest(CopySet& set) {
   std::int64_t elements = 0;
-  for (const auto& [bucket, member] : rest_) elements += layout::local_elements(member->param->placement);
+  for (const auto& [bucket, member] : set.rest) elements += layout::local_elements(member->param->placement);
   if (elements == 0) return;
-  rest_sum_ = at::empty({elements}, rest_.front().first->sending.options());
-  for_rest([](at::Tensor in_flat, const at::Tensor& gradient, const nn::Param&) { in_flat.copy_(gradient); });
-  rest_work_ = exchange_.start_sum(rest_sum_);
+  set.rest_sum = at::empty({elements}, set.rest.front().first->sending.options());
+  for_rest(set, [](at::Tensor in_flat, const at::Tensor& gradient, const nn::Param&) { in_flat.copy_(gradient); });
+  set.rest_work = set.exchange.start_sum(set.rest_sum);
 }
 
-void CompressedReducer::finish_rest() {
-  if (!rest_sum_.defined()) return;
-  rest_work_.wait();
-  rest_work_ = {};
-  for_rest([&](const at::Tensor& in_flat, at::Tensor gradient, const nn::Param& param) {
+void CompressedReducer::finish_rest(CopySet& set) {
+  if (!set.rest_sum.defined()) return;
+  set.rest_work.wait();
+  set.rest_work = {};
+  for_rest(set, [&](const at::Tensor& in_flat, at::Tensor gradient, const nn::Param& param) {
     gradient.copy_(in_flat);
     after_rest(param, gradient);
   });
-  rest_sum_ = at::Tensor();
+  set.rest_sum = at::Tensor();
 }
 
 /// By the norm of this copy's gradient (Lin et al. 2018, section 3.2): of N independent gradients whose sum has the
@@ -221,7 +294,7 @@ void CompressedReducer::clip_locally() {
   for (const Bucket& bucket : plan_.buckets) {
     if (bucket.trainable) squares += squared(bucket.sending);
   }
-  const double limit = options_.grad_clip_norm / std::sqrt(exchange_.copies()), norm = std::sqrt(squares);
+  const double limit = options_.grad_clip_norm / std::sqrt(copies()), norm = std::sqrt(squares);
   if (!(norm > limit)) return;
   for (Bucket& bucket : plan_.buckets) {
     if (bucket.trainable) bucket.sending.mul_(limit / norm);

@@ -6,6 +6,9 @@
 // what is sent is so little that latency counts for more than what could overlap. Vectors and small parameters go dense
 // with them. The first compress.start steps are dense.
 //
+// Experts have fewer copies than dense parameters: only ranks that hold the same ones add up their gradients.
+// Parameters with the same copies are a CopySet, reduced by itself over its own group; dense parameters come first.
+//
 // A method fills in reduce(), and keeps what it leaves in Residuals, which survive neither a step that was not taken
 // nor are lost by a checkpoint.
 // Depends on: comm, nn, parallel.
@@ -31,6 +34,8 @@ struct Term {
   Bucket* bucket = nullptr;
   const BucketMember* member = nullptr;
   std::int64_t rows = 1, columns = 0;  ///< of this rank's memory, padding included: it is zero
+  int copies = 1;                      ///< that are summed
+  std::size_t number = 0;              ///< in terms()
   at::Tensor data = {};                ///< flat: this copy's gradient before reduce(), the sum over copies after
 
   std::int64_t elements() const { return rows * columns; }
@@ -53,7 +58,8 @@ class CompressedReducer : public BucketReducer {
  protected:
   explicit CompressedReducer(const ReducerParts& parts);
 
-  /// Sums the terms over exchange()'s copies, compressed. On all copies together.
+  /// Sums the terms over exchange()'s copies, compressed. On all copies together; once for each set of copies that has
+  /// terms.
   virtual void reduce(std::span<Term> terms) = 0;
   /// "+ residual, 1 bit an element and two means a row, ...".
   virtual std::string method() const = 0;
@@ -74,16 +80,17 @@ class CompressedReducer : public BucketReducer {
   const spec::CompressConfig& config() const { return options_.compress; }
   BucketPlan& plan() { return plan_; }
   MeshGroups& groups() { return groups_; }
-  CopyExchange& exchange() { return exchange_; }
-  int copies() const { return exchange_.copies(); }
+  /// Of the set that is being reduced, else of dense parameters.
+  CopyExchange& exchange() { return *exchange_; }
+  int copies() const { return exchange_->copies(); }
   std::span<Term> terms() { return terms_; }
   std::int64_t step() const { return step_; }
   bool was_dense() const { return dense_step_; }
   /// Waits for the dense sums inside a node and of context-parallel ranks.
   void wait_inside();
   Residuals make_residuals() const { return Residuals(plan_, groups_, options_, options_.copies); }
-  /// Which of the ranks of a copy this one is: those with other parts of parameters draw other numbers.
-  int shard() const;
+  /// Which of the ranks of a copy this one is: those with other parts of the parameter draw other numbers.
+  int shard(const nn::Param& param) const;
   /// |left| and |whole| of a term, for the report.
   void note_error(const Term& term, double left_squared, double whole_squared);
   /// The same of numbers that lie where the gradient does: read together by read_errors(), at the end of a round.
@@ -94,25 +101,36 @@ class CompressedReducer : public BucketReducer {
   CompressionReport& mutable_report() { return report_; }
 
  private:
+  /// Parameters with the same copies.
+  struct CopySet {
+    layout::AxisNames axes;
+    CopyExchange exchange;
+    std::size_t begin = 0, end = 0;                            // of terms_
+    std::vector<std::pair<Bucket*, BucketMember*>> rest = {};  // by name
+    at::Tensor rest_sum = {};                                  // flat, on its way
+    comm::Work rest_work = {};
+  };
+  void make_sets();
+  CopySet& set_of(const Bucket& bucket);
+  const CopySet& set_of(const Bucket& bucket) const;
+  comm::Group* inside_of(const Bucket& bucket) const;
   /// Small parameters and vectors, summed dense in one exchange: on its way while a method compresses.
-  void start_rest();
-  void finish_rest();
+  static void start_rest(CopySet& set);
+  void finish_rest(CopySet& set);
   void exchange_all();
   void clip_locally();
   template <typename Body>
-  void for_rest(Body&& body);
+  static void for_rest(CopySet& set, Body&& body);
   bool is_replicated(const nn::Param& param) const;
 
   const DataParallelOptions& options_;
   BucketPlan& plan_;
   MeshGroups& groups_;
   std::unique_ptr<BucketReducer> dense_;
-  comm::Group* inside_ = nullptr;  // dense: a node's ranks, context-parallel ranks
-  CopyExchange exchange_;
-  std::vector<Term> terms_;                              // by name
-  std::vector<std::pair<Bucket*, BucketMember*>> rest_;  // by name
-  at::Tensor rest_sum_;                                  // flat, on its way
-  comm::Work rest_work_;
+  std::vector<comm::Group*> inside_;  // by bucket; dense: a node's ranks, context-parallel ranks
+  std::vector<CopySet> sets_;         // dense parameters first
+  CopyExchange* exchange_ = nullptr;
+  std::vector<Term> terms_;  // set after set, by name
   std::int64_t step_ = 0;
   bool dense_step_ = false, exchanged_ = false;
   CompressionReport report_;
@@ -120,6 +138,10 @@ class CompressedReducer : public BucketReducer {
   std::vector<std::pair<const Term*, std::pair<at::Tensor, at::Tensor>>> unread_errors_;
 };
 
+/// Which of the ranks of a copy this one is, of those that hold other parts of the parameter or of others.
+int shard_of(const MeshGroups& groups, const DataParallelOptions& options, const nn::Param& param);
+/// Of the ranks with other tokens that hold the same part of the parameter.
+bool is_first_of_copies(const MeshGroups& groups, const DataParallelOptions& options, const nn::Param& param);
 /// Whether a parameter is large enough, and a matrix.
 bool is_compressed(const nn::Param& param, const spec::CompressConfig& config);
 /// Sum of squares, in double; the second one where the tensor lies.

@@ -113,7 +113,7 @@ void mean_rounded_as(CopyExchange& exchange, at::Tensor& values, at::Tensor& res
       left[begin + i] += static_cast<T>(copies) * (sum[at] - said[at]);
     }
   });
-  const std::vector<Message> all = exchange.all_gather(mine, /*equal=*/false);
+  const std::vector<Message> all = exchange.all_gather(mine, lengths_of(out));
   values.zero_();
   for (int from = 0; from < copies; ++from) {
     MessageReader reader(all[static_cast<std::size_t>(from)]);

@@ -27,7 +27,7 @@ class Dgc final : public CompressedReducer {
   }
   double term_bytes(const Term& term) const override {
     const auto width = static_cast<double>(c10::elementSize(term.bucket->gradient_type));
-    return (copies() - 1) * (4 + width) * static_cast<double>(kept_elements(term.elements(), sparsity()));
+    return (term.copies - 1) * (4 + width) * static_cast<double>(kept_elements(term.elements(), sparsity()));
   }
   void before_dense(Bucket& bucket) override { memory_.take_dense(bucket); }
   bool keeps_dense() const override { return memory_.momentum() > 0; }
@@ -85,7 +85,7 @@ class Dgc final : public CompressedReducer {
       counts.push_back(count);
       note_error(term, squared(left), whole);
     }
-    const std::vector<Message> all = exchange().all_gather(mine, /*equal=*/true);
+    const std::vector<Message> all = exchange().all_gather_equal(mine);
     for (Term& term : terms) term.data.zero_();
     std::vector<std::uint32_t> places;
     std::vector<T> values;

@@ -18,29 +18,38 @@ comm::Work CopyExchange::start_sum(at::Tensor& tensor) {
   return group_->all_reduce(device::to_buffer(tensor), comm::Reduce::kSum);
 }
 
-std::vector<Message> CopyExchange::all_gather(const Message& mine, bool equal) {
+std::vector<Message> CopyExchange::all_gather(const Message& mine) {
   if (group_ == nullptr) return {mine};
   const auto copies = static_cast<std::size_t>(group_->size());
-  std::vector<std::int64_t> lengths(copies, static_cast<std::int64_t>(mine.size()));
-  if (!equal) {
-    const std::int64_t length = lengths.front();
-    group_
-        ->all_gather(comm::ConstBuffer{&length, 1, comm::DType::kI64},
-                     comm::Buffer{lengths.data(), copies, comm::DType::kI64})
-        .wait();
-    sent_bytes_ += static_cast<double>(8 * (copies - 1));
-  }
-  const std::vector<std::size_t> counts(lengths.begin(), lengths.end());
-  Message all(std::accumulate(counts.begin(), counts.end(), std::size_t{0}));
-  const comm::ConstBuffer in{mine.data(), mine.size(), comm::DType::kU8};
-  const comm::Buffer out{all.data(), all.size(), comm::DType::kU8};
-  (equal ? group_->all_gather(in, out) : group_->all_gather_v(in, out, counts)).wait();
-  sent_bytes_ += static_cast<double>(mine.size() * (copies - 1));
+  std::vector<std::int64_t> lengths(copies);
+  const auto length = static_cast<std::int64_t>(mine.size());
+  group_
+      ->all_gather(comm::ConstBuffer{&length, 1, comm::DType::kI64},
+                   comm::Buffer{lengths.data(), copies, comm::DType::kI64})
+      .wait();
+  sent_bytes_ += static_cast<double>(8 * (copies - 1));
+  return all_gather(mine, {lengths.begin(), lengths.end()});
+}
+
+std::vector<Message> CopyExchange::all_gather_equal(const Message& mine) {
+  return all_gather(mine, std::vector<std::size_t>(static_cast<std::size_t>(copies()), mine.size()));
+}
+
+std::vector<Message> CopyExchange::all_gather(const Message& mine, const std::vector<std::size_t>& lengths) {
+  if (group_ == nullptr) return {mine};
+  TRIREME_CHECK(mine.size() == lengths.at(static_cast<std::size_t>(copy())), "{} bytes, but {} are expected",
+                mine.size(), lengths.at(static_cast<std::size_t>(copy())));
+  Message all(std::accumulate(lengths.begin(), lengths.end(), std::size_t{0}));
+  group_
+      ->all_gather_v(comm::ConstBuffer{mine.data(), mine.size(), comm::DType::kU8},
+                     comm::Buffer{all.data(), all.size(), comm::DType::kU8}, lengths)
+      .wait();
+  sent_bytes_ += static_cast<double>(mine.size() * (lengths.size() - 1));
   std::vector<Message> messages;
   auto at = all.begin();
-  for (const std::size_t count : counts) {
-    messages.emplace_back(at, at + static_cast<std::ptrdiff_t>(count));
-    at += static_cast<std::ptrdiff_t>(count);
+  for (const std::size_t length : lengths) {
+    messages.emplace_back(at, at + static_cast<std::ptrdiff_t>(length));
+    at += static_cast<std::ptrdiff_t>(length);
   }
   return messages;
 }
@@ -86,6 +95,12 @@ at::Tensor CopyExchange::all_gather(const at::Tensor& mine) {
   group_->all_gather(device::to_const_buffer(mine), device::to_buffer(all)).wait();
   sent_bytes_ += static_cast<double>(mine.numel() * (copies() - 1));
   return all;
+}
+
+std::vector<std::size_t> lengths_of(const std::vector<Message>& messages) {
+  std::vector<std::size_t> lengths;
+  for (const Message& message : messages) lengths.push_back(message.size());
+  return lengths;
 }
 
 double CopyExchange::take_sent_bytes() { return std::exchange(sent_bytes_, 0.0); }

@@ -32,8 +32,12 @@ class CopyExchange {
   void sum(at::Tensor& tensor);
   /// Started only; `tensor` stays where it is until the work is over.
   comm::Work start_sum(at::Tensor& tensor);
-  /// Every copy's message, by copy. `equal`: all have one length.
-  std::vector<Message> all_gather(const Message& mine, bool equal);
+  /// Every copy's message, by copy. Lengths are told first, which takes a round of its own.
+  std::vector<Message> all_gather(const Message& mine);
+  /// The same where every copy knows how long each one's is.
+  std::vector<Message> all_gather(const Message& mine, const std::vector<std::size_t>& lengths);
+  /// Where all have one length.
+  std::vector<Message> all_gather_equal(const Message& mine);
   /// Message i of `mine` to copy i; what each copy sent to this one, all of the length that this one's to itself has.
   std::vector<Message> all_to_all(const std::vector<Message>& mine);
   /// The same of bytes in any memory, all messages of one length: row i of [copies, length] to copy i, and what each
@@ -49,6 +53,9 @@ class CopyExchange {
   comm::Group* group_;
   double sent_bytes_ = 0;
 };
+
+/// How long each message is.
+std::vector<std::size_t> lengths_of(const std::vector<Message>& messages);
 
 /// Numbers into and out of a message.
 template <typename T>

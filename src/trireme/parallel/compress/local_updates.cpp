@@ -5,6 +5,7 @@
 
 #include "trireme/base/error.h"
 #include "trireme/device/tensor_buffer.h"
+#include "trireme/parallel/compress/compressed_reducer.h"
 
 namespace trireme::parallel {
 
@@ -34,20 +35,30 @@ LocalUpdates::LocalUpdates(const ReducerParts& parts)
       plan_(parts.plan),
       dense_(make_dense_reducer(parts)),
       exchange_(nullptr),
-      local_(parts.plan, parts.groups, parts.options.copies) {
+      local_(parts.plan, parts.groups, parts.options.copies),
+      groups_(parts.groups) {
   TRIREME_CHECK(options_.zero == 0 && !options_.offload,
                 "ZeRO {} or offload with local updates is refused by spec/rules", options_.zero);
-  const layout::AxisNames inside = layout::subtract(parts.groups.mesh(), options_.data, options_.copies);
-  parts.groups.agree_on({options_.copies, inside});
-  exchange_ = CopyExchange(parts.groups.along(options_.copies));
-  inside_ = parts.groups.along(inside);
-  const layout::Mesh& mesh = parts.groups.mesh();
-  shard_ = mesh.index_in_group(parts.groups.rank(), layout::subtract(mesh, mesh.wide_axes(), options_.data));
+  const layout::Mesh& mesh = groups_.mesh();
+  std::vector<layout::AxisNames> wanted{options_.copies};
+  for (const Bucket& bucket : plan_.buckets) {
+    TRIREME_CHECK(!bucket.trainable || layout::subtract(mesh, options_.copies, bucket.axes).empty(),
+                  "not every copy has {}", bucket.members.front().param->name);
+    wanted.push_back(layout::subtract(mesh, bucket.axes, options_.copies));
+  }
+  groups_.agree_on(wanted);
+  exchange_ = CopyExchange(groups_.along(options_.copies));
+  for (std::size_t i = 0; i < plan_.buckets.size(); ++i) inside_.push_back(groups_.along(wanted[i + 1]));
+}
+
+comm::Group* LocalUpdates::inside_of(const Bucket& bucket) const {
+  return inside_[static_cast<std::size_t>(&bucket - plan_.buckets.data())];
 }
 
 std::string LocalUpdates::description() const {
   std::string text = "gradient of a copy's own tokens";
-  if (inside_ != nullptr) text += fmt::format(" -> dense sum over {} ranks", inside_->size());
+  const int inside = groups_.mesh().group_size(layout::subtract(groups_.mesh(), options_.data, options_.copies));
+  if (inside > 1) text += fmt::format(" -> dense sum over {} ranks", inside);
   text += fmt::format(" -> a copy's norm, clip -> optimizer -> {}; {} copies", method(), exchange_.copies());
   if (config().start > 0) text += fmt::format(", synchronous until step {}", config().start);
   return text;
@@ -57,16 +68,22 @@ double LocalUpdates::sent_bytes(const Bucket& bucket, int /*launches*/) const {
   if (!bucket.trainable) return 0;
   const auto elements = static_cast<double>(bucket.elements);
   const auto width = static_cast<double>(c10::elementSize(bucket.gradient_type));
-  const double inside = inside_ != nullptr ? 2.0 * (inside_->size() - 1) / inside_->size() * elements * width : 0;
-  return inside + round_bytes(elements, width) / static_cast<double>(interval());
+  const comm::Group* inside = inside_of(bucket);
+  const double dense = inside != nullptr ? 2.0 * (inside->size() - 1) / inside->size() * elements * width : 0;
+  return dense + round_bytes(elements, width) / static_cast<double>(interval());
 }
 
 std::vector<CompressedPart> LocalUpdates::compressed_parts() const {
   std::vector<CompressedPart> parts;
   for (const nn::Param* param : local_.params()) {
     const std::int64_t elements = layout::local_elements(param->placement);
-    parts.push_back(
-        {.name = param->name, .placement = param->placement, .rows = 1, .columns = elements, .shard = shard_});
+    parts.push_back({.name = param->name,
+                     .placement = param->placement,
+                     .rows = 1,
+                     .columns = elements,
+                     .shard = shard_of(groups_, options_, *param),
+                     .copies = exchange_.copies(),
+                     .first = is_first_of_copies(groups_, options_, *param)});
   }
   return parts;
 }
@@ -75,7 +92,8 @@ void LocalUpdates::begin_step(std::int64_t step) { step_ = step; }
 
 void LocalUpdates::launch(Bucket& bucket) {
   if (is_synchronous()) return dense_->launch(bucket);
-  if (inside_ != nullptr) bucket.work = inside_->all_reduce(device::to_buffer(bucket.sending), comm::Reduce::kSum);
+  if (comm::Group* inside = inside_of(bucket))
+    bucket.work = inside->all_reduce(device::to_buffer(bucket.sending), comm::Reduce::kSum);
 }
 
 void LocalUpdates::settle(Bucket& bucket) {
@@ -85,10 +103,10 @@ void LocalUpdates::settle(Bucket& bucket) {
     report_.sent_bytes += dense;
     return dense_->settle(bucket);
   }
-  if (inside_ != nullptr) {
+  if (const comm::Group* inside = inside_of(bucket)) {
     bucket.work.wait();
     bucket.work = {};
-    report_.sent_bytes += 2.0 * (inside_->size() - 1) / inside_->size() * static_cast<double>(bucket.sending.nbytes());
+    report_.sent_bytes += 2.0 * (inside->size() - 1) / inside->size() * static_cast<double>(bucket.sending.nbytes());
   }
   // Gradients are parts of the mean over the tokens of all copies; a copy's own mean is so many times larger.
   bucket.sending.mul_(exchange_.copies());

@@ -67,15 +67,16 @@ class LocalUpdates : public BucketReducer {
   void count_round(std::int64_t elements);
 
  private:
+  comm::Group* inside_of(const Bucket& bucket) const;
   bool is_synchronous() const { return step_ < options_.compress.start; }
 
   const DataParallelOptions& options_;
   BucketPlan& plan_;
   std::unique_ptr<BucketReducer> dense_;
-  comm::Group* inside_ = nullptr;
+  std::vector<comm::Group*> inside_;  // by bucket; null: a worker is one rank of it
   CopyExchange exchange_;
   LocalWeights local_;
-  int shard_ = 0;  // which of the ranks of a copy
+  MeshGroups& groups_;
   std::int64_t step_ = 0;
   CompressionReport report_;
 };

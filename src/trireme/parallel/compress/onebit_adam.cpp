@@ -11,6 +11,7 @@
 
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
+#include "trireme/layout/reduction.h"
 #include "trireme/parallel/compress/adam_moments.h"
 #include "trireme/parallel/compress/compressed_reducer.h"
 #include "trireme/parallel/compress/scaled_signs.h"
@@ -65,7 +66,7 @@ class OnebitAdam final : public CompressedReducer {
         "signs and a scale, all-gather -> momentum (not clipped again)",
         when);
   }
-  double term_bytes(const Term& term) const override { return ScaledSigns::bytes_of(term, copies()); }
+  double term_bytes(const Term& term) const override { return ScaledSigns::bytes_of(term, term.copies); }
 
   void reduce(std::span<Term> terms) override {
     TRIREME_CHECK(moments_.has_value(), "1-bit Adam has no optimizer");
@@ -77,12 +78,17 @@ class OnebitAdam final : public CompressedReducer {
       values.push_back(term.data);
       variances.push_back(moments_->v(term.param->name));
     }
-    const auto errors = signs_.mean(exchange(), values, variances);
+    const auto errors = signs_.mean(exchange(), terms, values, variances);
     for (std::size_t i = 0; i < errors.size(); ++i) note_error(terms[i], errors[i].left, errors[i].whole);
   }
   void after_rest(const nn::Param& param, at::Tensor gradient) override {
+    // Of what ranks of a copy hold together (norms with sequence parallelism) each has a part of the gradient: they are
+    // summed next, and the momentum must count once.
     const double beta1 = optimizer_->config().beta1;
-    gradient.mul_(1 - beta1).add_(moments_->m(param.name), beta1);
+    const layout::Mesh& mesh = groups().mesh();
+    const int parts = mesh.group_size(
+        layout::subtract(mesh, layout::shared_reduction_axes(mesh, param.placement, param.equal_axes), options().data));
+    gradient.mul_(1 - beta1).add_(moments_->m(param.name), beta1 / parts);
   }
 
  private:

@@ -39,7 +39,7 @@ class OnebitSgd final : public CompressedReducer {
   }
   double term_bytes(const Term& term) const override {
     const auto width = static_cast<std::int64_t>(c10::elementSize(term.bucket->gradient_type));
-    return 2.0 * (copies() - 1) / copies() * static_cast<double>(row_code_bytes(term.rows, term.columns, width));
+    return 2.0 * (term.copies - 1) / term.copies * static_cast<double>(row_code_bytes(term.rows, term.columns, width));
   }
   void reduce(std::span<Term> terms) override {
     if (terms.empty()) return;
@@ -73,7 +73,7 @@ class OnebitSgd final : public CompressedReducer {
       const std::int64_t rows = share_of_copy(terms[i].rows, me, copies).size();
       at::Tensor sum = at::empty({rows * terms[i].columns}, terms[i].data.options());
       codes[i].decode_sum(in, rows, sum);
-      codes[i].encode(sum, owned_.kept(i), owned_.next(i), rows, mine);
+      codes[i].encode(sum, owned_.kept(terms[i].number), owned_.next(terms[i].number), rows, mine);
     }
     const at::Tensor all = exchange().all_gather(mine);
     for (std::size_t i = 0; i < terms.size(); ++i) codes[i].decode_all(all, terms[i].data);
@@ -104,11 +104,11 @@ class OnebitSgd final : public CompressedReducer {
       const Share1D rows = share_of_copy(terms[i].rows, me, copies);
       sum.assign(static_cast<std::size_t>(rows.size() * terms[i].columns), T(0));
       for (MessageReader& reader : readers) add_rows(reader, rows.size(), terms[i].columns, sum.data());
-      encode_rows(sum.data(), data_of<T>(owned_.kept(i)), data_of<T>(owned_.next(i)), rows.size(), terms[i].columns,
-                  mine);
+      encode_rows(sum.data(), data_of<T>(owned_.kept(terms[i].number)), data_of<T>(owned_.next(terms[i].number)),
+                  rows.size(), terms[i].columns, mine);
     }
-    // Parts of the copies differ in length by a row.
-    const std::vector<Message> all = exchange().all_gather(mine, /*equal=*/false);
+    // A share's sum takes as many bytes as what was said of it.
+    const std::vector<Message> all = exchange().all_gather(mine, lengths_of(out));
     for (Term& term : terms) term.data.zero_();
     for (int from = 0; from < copies; ++from) {
       MessageReader reader(all[static_cast<std::size_t>(from)]);

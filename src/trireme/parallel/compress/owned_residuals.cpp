@@ -9,13 +9,16 @@ namespace trireme::parallel {
 OwnedResiduals::OwnedResiduals(std::span<const Term> terms, MeshGroups& groups, const DataParallelOptions& options,
                                ShareOf share)
     : terms_(terms), groups_(groups), copies_(options.copies) {
-  const int copies = groups.mesh().group_size(copies_), me = groups.mesh().index_in_group(groups.rank(), copies_);
   for (const Term& term : terms) {
-    shares_.push_back(share(term, me, copies));
+    shares_.push_back(share(term, groups.mesh().index_in_group(groups.rank(), copies_of(term)), term.copies));
     const at::ScalarType type = term.bucket->gradient_type == at::kDouble ? at::kDouble : at::kFloat;
     for (auto* tensors : {&kept_, &next_})
       tensors->push_back(at::zeros({shares_.back().size()}, options.on_device(type)));
   }
+}
+
+layout::AxisNames OwnedResiduals::copies_of(const Term& term) const {
+  return layout::intersect(groups_.mesh(), copies_, term.bucket->axes);
 }
 
 void OwnedResiduals::keep() {
@@ -25,9 +28,10 @@ void OwnedResiduals::keep() {
 void OwnedResiduals::add_state(nn::State& state, const std::string& name) {
   for (std::size_t i = 0; i < terms_.size(); ++i) {
     layout::Placement placement = terms_[i].param->placement;
-    placement.partition = layout::Partition{.begin = shares_[i].begin, .end = shares_[i].end, .axes = copies_};
+    const layout::AxisNames copies = copies_of(terms_[i]);
+    placement.partition = layout::Partition{.begin = shares_[i].begin, .end = shares_[i].end, .axes = copies};
     for (layout::Piece& piece : placement.pieces) {
-      for (const std::string& axis : copies_)
+      for (const std::string& axis : copies)
         piece.replica_axes = layout::without(groups_.mesh(), piece.replica_axes, axis);
     }
     state.add(name + "/" + terms_[i].param->name, kept_[i], std::move(placement));

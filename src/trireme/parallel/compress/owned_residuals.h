@@ -30,6 +30,8 @@ class OwnedResiduals {
   std::int64_t bytes() const;
 
  private:
+  layout::AxisNames copies_of(const Term& term) const;
+
   std::span<const Term> terms_;
   MeshGroups& groups_;
   layout::AxisNames copies_;

@@ -43,8 +43,8 @@ class PowerSgd final : public CompressedReducer {
         right_.emplace_back(), left_.emplace_back();
         continue;
       }
-      right_.push_back(
-          random_factor(options().seed, term.param->name, shard(), 0, term.columns, rank, type).to(options().device));
+      right_.push_back(random_factor(options().seed, term.param->name, shard(*term.param), 0, term.columns, rank, type)
+                           .to(options().device));
       left_.push_back(config().alternate ? at::zeros({term.rows, rank}, options().on_device(type)) : at::Tensor());
     }
     next_right_.resize(right_.size());
@@ -84,36 +84,39 @@ class PowerSgd final : public CompressedReducer {
     const std::int64_t rank = useful_rank(config().rank, term.rows, term.columns);
     double elements = static_cast<double>(rank * (term.rows + term.columns)) / (config().alternate ? 2 : 1);
     if (rank == 0) elements = static_cast<double>(term.elements());
-    return 2.0 * (copies() - 1) / copies() * elements *
+    return 2.0 * (term.copies - 1) / term.copies * elements *
            static_cast<double>(c10::elementSize(term.bucket->gradient_type));
   }
   void reduce(std::span<Term> terms) override {
     if (terms.empty()) return;
     for (std::size_t i = 0; i < terms.size(); ++i) {
-      if (ranks_[i] > 0) compensate(terms[i]);
+      if (rank_of(terms[i]) > 0) compensate(terms[i]);
     }
     config().alternate ? reduce_alternating(terms) : reduce_both(terms);
   }
 
  private:
+  std::int64_t rank_of(const Term& term) const { return ranks_[term.number]; }
   static at::Tensor matrix(const Term& term, const at::Tensor& flat) { return flat.view({term.rows, term.columns}); }
   at::Tensor next(const Term& term) { return matrix(term, term.part_of(residuals_.next(*term.bucket))); }
   /// M_w stands where the sum will.
   void compensate(Term& term) { term.data.add_(term.part_of(residuals_.kept(*term.bucket))); }
 
   /// Random, with as many rows as asked for.
-  at::Tensor factor_to_start(const Term& term, std::size_t i, std::int64_t rows) const {
-    return random_factor(options().seed, term.param->name, shard(), step(), rows, ranks_[i], right_[i].scalar_type())
+  at::Tensor factor_to_start(const Term& term, std::int64_t rows) const {
+    return random_factor(options().seed, term.param->name, shard(*term.param), step(), rows, rank_of(term),
+                         right_[term.number].scalar_type())
         .to(options().device);
   }
   /// Those that the next step begins with: columns of zeros start anew.
   void keep_factors(std::span<const Term> terms, const std::vector<at::Tensor>& sent, std::vector<at::Tensor>& next) {
     const std::vector<bool> renewed = have_zero_columns(defined(sent));
-    std::size_t number = 0;
+    std::size_t place = 0;
     for (std::size_t i = 0; i < sent.size(); ++i) {
       if (!sent[i].defined()) continue;
-      next[i] = sent[i].clone();
-      if (renewed[number++]) renew_zero_columns(next[i], factor_to_start(terms[i], i, sent[i].size(0)));
+      at::Tensor& factor = next[terms[i].number];
+      factor = sent[i].clone();
+      if (renewed[place++]) renew_zero_columns(factor, factor_to_start(terms[i], sent[i].size(0)));
     }
   }
   static std::vector<at::Tensor> defined(const std::vector<at::Tensor>& factors) {
@@ -126,8 +129,8 @@ class PowerSgd final : public CompressedReducer {
   std::int64_t elements_of(std::span<const Term> terms, bool left, bool with_dense) const {
     std::int64_t sum = 0;
     for (std::size_t i = 0; i < terms.size(); ++i) {
-      if (ranks_[i] > 0) sum += ranks_[i] * (left ? terms[i].rows : terms[i].columns);
-      if (ranks_[i] == 0 && with_dense) sum += terms[i].elements();
+      if (rank_of(terms[i]) > 0) sum += rank_of(terms[i]) * (left ? terms[i].rows : terms[i].columns);
+      if (rank_of(terms[i]) == 0 && with_dense) sum += terms[i].elements();
     }
     return sum;
   }
@@ -135,7 +138,7 @@ class PowerSgd final : public CompressedReducer {
   template <typename Body>
   void with_dense(std::span<Term> terms, FactorBuffer& buffer, Body&& body) {
     for (std::size_t i = 0; i < terms.size(); ++i) {
-      if (ranks_[i] == 0) body(buffer.take(terms[i].elements(), 1).view({-1}), terms[i].data);
+      if (rank_of(terms[i]) == 0) body(buffer.take(terms[i].elements(), 1).view({-1}), terms[i].data);
     }
   }
 
@@ -143,9 +146,10 @@ class PowerSgd final : public CompressedReducer {
     FactorBuffer first(elements_of(terms, true, true), terms.front().data.options());
     std::vector<at::Tensor> lefts(terms.size()), rights(terms.size());
     for (std::size_t i = 0; i < terms.size(); ++i) {
-      if (ranks_[i] == 0) continue;
-      lefts[i] = first.take(terms[i].rows, ranks_[i]);
-      const at::Tensor start = config().warm_start ? right_[i] : factor_to_start(terms[i], i, terms[i].columns);
+      if (rank_of(terms[i]) == 0) continue;
+      lefts[i] = first.take(terms[i].rows, rank_of(terms[i]));
+      const at::Tensor start =
+          config().warm_start ? right_[terms[i].number] : factor_to_start(terms[i], terms[i].columns);
       at::mm_out(lefts[i], matrix(terms[i], terms[i].data), start);
     }
     FactorBuffer again = first;  // the same memory, from where the dense ones begin
@@ -156,14 +160,14 @@ class PowerSgd final : public CompressedReducer {
     std::vector<at::Tensor> bases = defined(lefts);
     orthogonalise(bases);
     for (std::size_t i = 0; i < terms.size(); ++i) {
-      if (ranks_[i] == 0) continue;
-      rights[i] = second.take(terms[i].columns, ranks_[i]);
+      if (rank_of(terms[i]) == 0) continue;
+      rights[i] = second.take(terms[i].columns, rank_of(terms[i]));
       at::mm_out(rights[i], matrix(terms[i], terms[i].data).t(), lefts[i]);
       leave(terms[i], lefts[i], rights[i], /*left_is_basis=*/true);
     }
     exchange().sum(second.all());
     for (std::size_t i = 0; i < terms.size(); ++i) {
-      if (ranks_[i] == 0) continue;
+      if (rank_of(terms[i]) == 0) continue;
       at::Tensor sum = matrix(terms[i], terms[i].data);
       at::mm_out(sum, lefts[i], rights[i].t());
     }
@@ -176,14 +180,14 @@ class PowerSgd final : public CompressedReducer {
     FactorBuffer buffer(elements_of(terms, sends_left, true), terms.front().data.options());
     std::vector<at::Tensor> fixed(terms.size()), sent(terms.size());
     for (std::size_t i = 0; i < terms.size(); ++i) {
-      if (ranks_[i] > 0) fixed[i] = (sends_left ? right_[i] : left_[i]).clone();
+      if (rank_of(terms[i]) > 0) fixed[i] = (sends_left ? right_[terms[i].number] : left_[terms[i].number]).clone();
     }
     std::vector<at::Tensor> bases = defined(fixed);
     orthogonalise(bases);
     for (std::size_t i = 0; i < terms.size(); ++i) {
-      if (ranks_[i] == 0) continue;
+      if (rank_of(terms[i]) == 0) continue;
       const at::Tensor m = matrix(terms[i], terms[i].data);
-      sent[i] = buffer.take(sends_left ? terms[i].rows : terms[i].columns, ranks_[i]);
+      sent[i] = buffer.take(sends_left ? terms[i].rows : terms[i].columns, rank_of(terms[i]));
       at::mm_out(sent[i], sends_left ? m : m.t(), fixed[i]);
       sends_left ? leave(terms[i], sent[i], fixed[i], false) : leave(terms[i], fixed[i], sent[i], true);
     }
@@ -192,10 +196,10 @@ class PowerSgd final : public CompressedReducer {
     exchange().sum(buffer.all());
     with_dense(terms, again, [](const at::Tensor& in, at::Tensor data) { data.copy_(in); });
     for (std::size_t i = 0; i < terms.size(); ++i) {
-      if (ranks_[i] == 0) continue;
+      if (rank_of(terms[i]) == 0) continue;
       at::Tensor sum = matrix(terms[i], terms[i].data);
       sends_left ? at::mm_out(sum, sent[i], fixed[i].t()) : at::mm_out(sum, fixed[i], sent[i].t());
-      (sends_left ? next_right_ : next_left_)[i] = at::Tensor();
+      (sends_left ? next_right_ : next_left_)[terms[i].number] = at::Tensor();
     }
     keep_factors(terms, sent, sends_left ? next_left_ : next_right_);
   }

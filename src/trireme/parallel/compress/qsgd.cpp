@@ -31,7 +31,7 @@ class Qsgd final : public CompressedReducer {
     const auto width = static_cast<double>(c10::elementSize(term.bucket->gradient_type));
     const double scales = std::ceil(elements / static_cast<double>(config().bucket_size)) * width;
     const double bits = config().coding == spec::QsgdCoding::kFixed ? fixed_bits(config().levels) : elias_bits_;
-    return (copies() - 1) * (elements * bits / 8 + scales);
+    return (term.copies - 1) * (elements * bits / 8 + scales);
   }
   void reduce(std::span<Term> terms) override {
     if (terms.empty()) return;
@@ -47,7 +47,8 @@ class Qsgd final : public CompressedReducer {
       codes.emplace_back(term.elements(), config(), static_cast<std::int64_t>(term.data.element_size()), layout);
     at::Tensor mine = bytes_like(terms.front().data, {layout.bytes()});
     for (std::size_t i = 0; i < terms.size(); ++i) {
-      const QsgdDraws draws = qsgd_draws(options().seed, terms[i].param->name, shard(), step(), exchange().copy());
+      const QsgdDraws draws =
+          qsgd_draws(options().seed, terms[i].param->name, shard(*terms[i].param), step(), exchange().copy());
       const at::Tensor errors = codes[i].encode(terms[i].data, draws.words(), mine).sum(0);
       note_error(terms[i], errors[0], errors[1]);
     }
@@ -61,11 +62,13 @@ class Qsgd final : public CompressedReducer {
     std::int64_t bits = 0, elements = 0;
     for (const Term& term : terms) {
       bits += encode_qsgd(data_of<T>(term.data), term.elements(), config(),
-                          qsgd_draws(options().seed, term.param->name, shard(), step(), exchange().copy()), mine);
+                          qsgd_draws(options().seed, term.param->name, shard(*term.param), step(), exchange().copy()),
+                          mine);
       elements += term.elements();
     }
     elias_bits_ = static_cast<double>(bits) / static_cast<double>(elements);
-    const std::vector<Message> all = exchange().all_gather(mine, /*equal=*/false);
+    const bool fixed = config().coding == spec::QsgdCoding::kFixed;
+    const std::vector<Message> all = fixed ? exchange().all_gather_equal(mine) : exchange().all_gather(mine);
     std::vector<at::Tensor> own;
     for (const Term& term : terms) own.push_back(term.data.clone());
     for (Term& term : terms) term.data.zero_();

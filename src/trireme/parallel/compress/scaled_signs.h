@@ -20,12 +20,12 @@ class ScaledSigns {
   /// All borrowed.
   ScaledSigns(std::span<const Term> terms, Residuals residuals, MeshGroups& groups, const DataParallelOptions& options);
 
-  /// values[i], flat, become their mean over copies; variances[i] is of the same elements. Gives what was left out and
-  /// what there was, for each term.
+  /// values[i], flat, of some of the terms, become their mean over copies; variances[i] is of the same elements. Gives
+  /// what was left out and what there was, for each of them.
   struct Error {
     double left = 0, whole = 0;
   };
-  std::vector<Error> mean(CopyExchange& exchange, std::vector<at::Tensor>& values,
+  std::vector<Error> mean(CopyExchange& exchange, std::span<const Term> terms, std::vector<at::Tensor>& values,
                           const std::vector<at::Tensor>& variances);
   void keep();
   void add_state(nn::State& state);
@@ -34,13 +34,12 @@ class ScaledSigns {
   static double bytes_of(const Term& term, int copies);
 
  private:
-  std::vector<Error> mean_on_gpu(CopyExchange& exchange, std::vector<at::Tensor>& values,
+  std::vector<Error> mean_on_gpu(CopyExchange& exchange, std::span<const Term> terms, std::vector<at::Tensor>& values,
                                  const std::vector<at::Tensor>& variances);
   template <typename T>
-  std::vector<Error> mean_as(CopyExchange& exchange, std::vector<at::Tensor>& values,
+  std::vector<Error> mean_as(CopyExchange& exchange, std::span<const Term> terms, std::vector<at::Tensor>& values,
                              const std::vector<at::Tensor>& variances);
 
-  std::span<const Term> terms_;
   Residuals residuals_;
   OwnedResiduals owned_;
 };

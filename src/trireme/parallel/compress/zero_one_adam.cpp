@@ -81,7 +81,7 @@ class ZeroOneAdam final : public CompressedReducer {
         "and a scale -> all-to-all, mean, + residual -> signs and a scale, all-gather (every 1 to {} steps)",
         config().variance_scale, config().max_local_steps);
   }
-  double term_bytes(const Term& term) const override { return ScaledSigns::bytes_of(term, copies()); }
+  double term_bytes(const Term& term) const override { return ScaledSigns::bytes_of(term, term.copies); }
   void reduce(std::span<Term>) override { throw InternalError("0/1 Adam exchanges no gradients"); }
 
  private:
@@ -140,7 +140,7 @@ class ZeroOneAdam final : public CompressedReducer {
       }
     }
     begin_errors();
-    const auto errors = signs_.mean(exchange(), values, variances);
+    const auto errors = signs_.mean(exchange(), terms(), values, variances);
     for (std::size_t i = 0; i < errors.size(); ++i) note_error(terms()[i], errors[i].left, errors[i].whole);
     read_errors();
     signs_.keep();

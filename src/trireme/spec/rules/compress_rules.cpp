@@ -137,10 +137,10 @@ void compress_local_clip(RuleContext& context) {
   if (context.run.recipe.optim.grad_clip_norm == 0)
     context.refuse("compress.local_clip", "clips to a part of optim.grad_clip_norm, which is 0",
                    "set optim.grad_clip_norm = 1.0");
-  if (layout.tp > 1 || layout.pp > 1)
+  if (layout.tp > 1 || layout.pp > 1 || layout.ep > 1)
     context.refuse("compress.local_clip",
-                   fmt::format("is by the norm of a whole copy, which tp = {} and pp = {} spread over ranks", layout.tp,
-                               layout.pp),
+                   fmt::format("is by the norm of a whole copy, which tp = {}, pp = {} and ep = {} spread over ranks",
+                               layout.tp, layout.pp, layout.ep),
                    "set compress.local_clip = false");
 }
 
@@ -178,13 +178,71 @@ void compress_nodes(RuleContext& context) {
         "set compress.across = \"rank\"");
 }
 
+/// Copies that take steps by themselves must each hold all experts.
 void compress_experts(RuleContext& context) {
-  if (compresses(context) && context.run.shape.experts.used())
+  CompressConfig& compress = context.run.recipe.compress;
+  const LayoutConfig& layout = context.layout();
+  const std::int64_t share = expert_share_of_dp(layout, context.replicas);
+  if (!compresses(context) || layout.ep == 1 || context.replicas % share != 0) return;
+  if (has_local_updates(compress.kind)) {
+    const int workers = compress.workers.value_or(context.replicas);
+    if (context.replicas % workers != 0 || context.replicas / workers % share == 0) return;
+    const int fixed = static_cast<int>(context.replicas / share);
+    context.refuse("compress.workers",
+                   fmt::format("makes {} workers of {} data-parallel ranks, but experts are sharded over {} of them: "
+                               "what takes steps by itself must hold all experts",
+                               workers, context.replicas / workers, share),
+                   fmt::format("set compress.workers = {}", fixed));
+    compress.workers = fixed;
+  } else if (compress.kind == CompressKind::kZeroOneAdam && share > 1) {
     context.refuse("compress.kind",
-                   fmt::format("{} compresses one sum over all data-parallel ranks, but experts are summed over those "
-                               "that hold copies of them",
-                               quoted_kind(context)),
-                   "set compress.kind = \"none\"");
+                   fmt::format("{} lets every data-parallel rank take steps by itself, but experts are sharded over {} "
+                               "of them",
+                               quoted_kind(context), share),
+                   "set compress.kind = \"onebit-adam\", or layout.ep = 1");
+    compress.kind = CompressKind::kOnebitAdam;
+  } else if (compress.across == CompressAcross::kNode && context.run.recipe.comm.ranks_per_node) {
+    const std::int64_t inner = std::int64_t{layout.tp} * layout.cp,
+                       dense = *context.run.recipe.comm.ranks_per_node / inner;
+    if (dense == 0 || context.replicas % dense != 0 || dense % share == 0 || share % dense == 0) return;
+    context.refuse("compress.across",
+                   fmt::format("is \"node\", but nodes of {} data-parallel ranks and the {} that experts are sharded "
+                               "over do not nest",
+                               dense, share),
+                   "set compress.across = \"rank\"");
+    compress.across = CompressAcross::kRank;
+  }
+}
+
+/// What several ranks of a copy hold and compute with is summed over them after the copies' sum.
+void compress_shared(RuleContext& context) {
+  CompressConfig& compress = context.run.recipe.compress;
+  const LayoutConfig& layout = context.layout();
+  const ModelShape& shape = context.run.shape;
+  if (!compresses(context) || lets_copies_drift(compress.kind)) return;
+  const bool momentum = compress.kind == CompressKind::kOnebitAdam;
+  const bool shared = shape.tied || shape.mtp_depth > 0 || shape.num_encoder_layers > 0;
+  if (context.has_stages() && shared) {
+    const std::int64_t elements = shape.vocab_size * shape.hidden_size;
+    if (momentum)
+      context.refuse("compress.kind",
+                     "is \"onebit-adam\", but several stages hold the embedding: their sum would count the momentum "
+                     "that each of them has",
+                     "set compress.kind = \"onebit-sgd\", or layout.pp = 1");
+    else if (elements >= compress.min_elements)
+      context.refuse(
+          "compress.min_elements",
+          fmt::format("is {}, so that the embedding's {} elements are compressed, but several stages hold it "
+                      "and would each compress a part of its gradient; dense it takes {} bytes a step",
+                      compress.min_elements, elements, 8 * elements),
+          fmt::format("set compress.min_elements = {}", elements + 1));
+  }
+  if (momentum && layout.tp > shape.num_kv_heads)
+    context.refuse("compress.kind",
+                   fmt::format("is \"onebit-adam\", but of {} key and value heads several of {} tensor-parallel ranks "
+                               "hold copies: their sum would count the momentum that each of them has",
+                               shape.num_kv_heads, layout.tp),
+                   fmt::format("set layout.tp = {}, or compress.kind = \"onebit-sgd\"", shape.num_kv_heads));
 }
 
 constexpr Rule kCompressRules[] = {
@@ -215,8 +273,12 @@ constexpr Rule kCompressRules[] = {
      Because::kDefinition, RuleNeeds::kLayout, compress_workers},
     {"compress-nodes", "compression across nodes that do not hold whole copies",
      "the sum inside a node is one over copies", Because::kDefinition, RuleNeeds::kLayout, compress_nodes},
-    {"compress-experts", "gradient compression with mixtures of experts",
-     "experts have other copies than dense parameters", Because::kNotBuilt, RuleNeeds::kLayout, compress_experts},
+    {"compress-shared",
+     "compression of an embedding that several stages hold; 1-bit Adam where ranks of a copy hold copies of parts",
+     "their sum is made after that of the copies", Because::kNotBuilt, RuleNeeds::kLayout, compress_shared},
+    {"compress-experts", "0/1 Adam, and local updates of workers that hold a part of the experts",
+     "copies that take steps by themselves need all experts", Because::kDefinition, RuleNeeds::kLayout,
+     compress_experts},
     {"compress-steps-apart", "gradient compression with steps of a pipeline that run together",
      "what a step leaves is kept when it is taken", Because::kNotBuilt, RuleNeeds::kLayout, compress_steps_apart},
 };

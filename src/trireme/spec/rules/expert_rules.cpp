@@ -41,20 +41,6 @@ void ep_divides(RuleContext& context) {
   layout.ep = static_cast<int>(fixed);
 }
 
-/// Of the data-parallel ranks, those that experts are sharded over: what the inner of dp and cp leaves to it.
-std::int64_t expert_share_of_dp(const LayoutConfig& layout, std::int64_t replicas) {
-  std::vector<std::string> order = split(layout.order, ' ');
-  std::ranges::reverse(order);
-  std::int64_t left = layout.ep;
-  for (const std::string& axis : order) {
-    if (axis != "dp" && axis != "cp") continue;
-    const std::int64_t here = std::gcd(left, axis == "dp" ? replicas : std::int64_t{layout.cp});
-    if (axis == "dp") return here;
-    left /= here;
-  }
-  return 1;
-}
-
 void ep_nests_in_zero_group(RuleContext& context) {
   LayoutConfig& layout = context.run.recipe.layout;
   if (layout.ep == 1 || layout.zero == 0 || !layout.zero_group || context.replicas % *layout.zero_group != 0) return;
@@ -246,6 +232,19 @@ constexpr Rule kExpertRules[] = {
 };
 
 }  // namespace
+
+std::int64_t expert_share_of_dp(const LayoutConfig& layout, std::int64_t replicas) {
+  std::vector<std::string> order = split(layout.order, ' ');
+  std::ranges::reverse(order);
+  std::int64_t left = layout.ep;
+  for (const std::string& axis : order) {
+    if (axis != "dp" && axis != "cp") continue;
+    const std::int64_t here = std::gcd(left, axis == "dp" ? replicas : std::int64_t{layout.cp});
+    if (axis == "dp") return here;
+    left /= here;
+  }
+  return 1;
+}
 
 std::span<const Rule> expert_rules() { return kExpertRules; }
 

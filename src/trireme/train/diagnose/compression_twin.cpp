@@ -10,91 +10,22 @@
 #include <memory>
 
 #include "trireme/base/error.h"
-#include "trireme/data/open_samples.h"
 #include "trireme/nn/state.h"
 #include "trireme/optim/gradients.h"
 #include "trireme/optim/update.h"
-#include "trireme/parallel/compress/delta_code.h"
-#include "trireme/parallel/compress/outer_step.h"
 #include "trireme/spec/parallel_config.h"
-#include "trireme/train/diagnose/twin_methods.h"
+#include "trireme/train/diagnose/compression_twin_state.h"
 #include "trireme/train/engine/feed.h"
-#include "trireme/train/engine/teacher.h"
 #include "trireme/train/engine/train_state.h"
 #include "trireme/train/engine/trainer.h"
 
 namespace trireme::train {
+
 namespace {
-
 using spec::CompressKind;
+}
 
-/// A model whose parameters can be given any copy's weights, and what is kept of each copy.
-class Twin {
- public:
-  explicit Twin(const TwinRequest& request);
-  TwinTrace run();
-
- private:
-  struct CopyStep {
-    NamedTensors gradients;  // parts of the mean over all tokens
-  };
-  std::vector<CopyStep> compute(double& learning_rate);
-  nn::Params& params() { return model_->params; }
-  std::vector<nn::Param*> trainable();
-  bool drifts() const { return spec::lets_copies_drift(config_.kind); }
-
-  // What becomes of a step's gradients.
-  void compressed_step(const std::vector<CopyStep>& copies, double rate);
-  void onebit_adam_step(const std::vector<CopyStep>& copies, double rate);
-  void zero_one_adam_step(const std::vector<CopyStep>& copies, double rate);
-  void local_step(const std::vector<CopyStep>& copies, double rate);
-  void local_sgd_round(double rate);
-  void average_moments();
-  at::Tensor rounded(const at::Tensor& flat) const;
-  NamedTensors rounded_mean(const std::vector<NamedTensors>& deltas);
-  void elastic_round();
-  void diloco_rounds();
-
-  NamedTensors summed(const std::vector<CopyStep>& copies, bool dense);
-  std::vector<TwinInput> inputs_of(const std::vector<NamedTensors>& copies) const;
-  at::Tensor part_of(const parallel::CompressedPart& part, const at::Tensor& whole) const;
-  void put_part(const parallel::CompressedPart& part, const at::Tensor& values, at::Tensor& whole) const;
-  void give(const NamedTensors& gradients);
-  double update(optim::Optimizer& optimizer, const NamedTensors& gradients, double rate);
-  void load(const NamedTensors& weights);
-  NamedTensors masters();
-  /// Adam by its formulas; `m` given or moved by the gradient, `v` frozen or not.
-  struct AdamState {
-    NamedTensors m, v;
-  };
-  void adam_update(NamedTensors& weights, const AdamState& state, double rate, std::int64_t steps,
-                   std::int64_t updates);
-  double clipped(NamedTensors& gradients) const;
-  NamedTensors mean_of(const std::vector<NamedTensors>& copies) const;
-
-  const TwinRequest& request_;
-  spec::Recipe recipe_;  // without its layout
-  const spec::CompressConfig& config_;
-  std::unique_ptr<data::Samples> samples_;
-  std::unique_ptr<models::Model> model_;
-  std::unique_ptr<Teacher> teacher_;  // null without [distill]
-  std::vector<std::unique_ptr<Feeder>> feeders_;
-  std::vector<std::unique_ptr<optim::Optimizer>> optimizers_;  // one for each copy that drifts, else one
-  std::vector<NamedTensors> weights_;                          // of copies that drift
-  TwinMethods methods_;
-  std::int64_t step_ = 0;
-  TwinTrace trace_;
-
-  std::vector<AdamState> adam_;  // of 1-bit and 0/1 Adam, by copy
-  std::int64_t frozen_at_ = 0, updates_ = 0, next_update_ = 0, since_ = 0;
-  double rates_ = 0;
-  std::vector<NamedTensors> steps_sum_;
-  NamedTensors anchor_, outer_momentum_;
-  std::map<int, std::pair<std::int64_t, NamedTensors>> on_their_way_;  // DiLoCo: by fragment, when and what
-  std::vector<NamedTensors> residuals_;
-};
-
-Twin::Twin(const TwinRequest& request)
+CompressionTwin::CompressionTwin(const TwinRequest& request)
     : request_(request),
       recipe_(request.recipe),
       config_(request.recipe.compress),
@@ -137,7 +68,7 @@ Twin::Twin(const TwinRequest& request)
   }
 }
 
-std::vector<nn::Param*> Twin::trainable() {
+std::vector<nn::Param*> CompressionTwin::trainable() {
   std::vector<nn::Param*> list;
   for (nn::Param& param : params()) {
     if (param.trainable) list.push_back(&param);
@@ -145,13 +76,13 @@ std::vector<nn::Param*> Twin::trainable() {
   return list;
 }
 
-NamedTensors Twin::masters() {
+NamedTensors CompressionTwin::masters() {
   NamedTensors all;
   for (nn::Param* param : trainable()) all[param->name] = param->master.clone();
   return all;
 }
 
-void Twin::load(const NamedTensors& weights) {
+void CompressionTwin::load(const NamedTensors& weights) {
   for (nn::Param* param : trainable()) {
     param->master.copy_(weights.at(param->name));
     nn::publish(*param);
@@ -159,18 +90,18 @@ void Twin::load(const NamedTensors& weights) {
   }
 }
 
-void Twin::give(const NamedTensors& gradients) {
+void CompressionTwin::give(const NamedTensors& gradients) {
   nn::zero_grad(params());
   for (nn::Param* param : trainable()) nn::add_gradient(*param, gradients.at(param->name));
 }
 
-double Twin::update(optim::Optimizer& optimizer, const NamedTensors& gradients, double rate) {
+double CompressionTwin::update(optim::Optimizer& optimizer, const NamedTensors& gradients, double rate) {
   give(gradients);
   return optim::update(optimizer, {.learning_rate = rate}).gradient_norm;
 }
 
 /// Forward and backward of each copy's rows; losses over all of them.
-std::vector<Twin::CopyStep> Twin::compute(double& learning_rate) {
+std::vector<CompressionTwin::CopyStep> CompressionTwin::compute(double& learning_rate) {
   std::vector<Fetched> fetched;
   nn::LossCounts counts;
   for (const auto& feeder : feeders_) {
@@ -216,7 +147,7 @@ std::vector<Twin::CopyStep> Twin::compute(double& learning_rate) {
   return copies;
 }
 
-at::Tensor Twin::part_of(const parallel::CompressedPart& part, const at::Tensor& whole) const {
+at::Tensor CompressionTwin::part_of(const parallel::CompressedPart& part, const at::Tensor& whole) const {
   at::Tensor out = at::zeros({part.rows * part.columns}, whole.options());
   const at::Tensor flat = whole.reshape({-1});
   for (const layout::ContiguousRun& run : layout::runs(part.placement))
@@ -224,22 +155,29 @@ at::Tensor Twin::part_of(const parallel::CompressedPart& part, const at::Tensor&
   return out.view({part.rows, part.columns});
 }
 
-void Twin::put_part(const parallel::CompressedPart& part, const at::Tensor& values, at::Tensor& whole) const {
+void CompressionTwin::put_part(const parallel::CompressedPart& part, const at::Tensor& values,
+                               at::Tensor& whole) const {
   const at::Tensor flat = whole.view({-1}), from = values.reshape({-1});
   for (const layout::ContiguousRun& run : layout::runs(part.placement))
     flat.narrow(0, run.global, run.count).copy_(from.narrow(0, run.local, run.count));
 }
 
-std::vector<TwinInput> Twin::inputs_of(const std::vector<NamedTensors>& copies) const {
+std::vector<TwinInput> CompressionTwin::inputs_of(const std::vector<NamedTensors>& copies, bool mean) const {
   std::vector<TwinInput> inputs;
   for (const parallel::CompressedPart& part : request_.parts) {
     TwinInput& input = inputs.emplace_back(TwinInput{part, {}});
-    for (const NamedTensors& copy : copies) input.copies.push_back(part_of(part, copy.at(part.name)));
+    // Tokens of neighbouring ranks meet at one expert.
+    const std::size_t together = copies.size() / static_cast<std::size_t>(part.copies);
+    for (std::size_t i = 0; i < copies.size(); ++i) {
+      at::Tensor copy = part_of(part, copies[i].at(part.name));
+      if (mean) copy.div_(static_cast<double>(together));
+      i % together == 0 ? input.copies.push_back(copy) : void(input.copies.back().add_(copy));
+    }
   }
   return inputs;
 }
 
-NamedTensors Twin::summed(const std::vector<CopyStep>& copies, bool dense) {
+NamedTensors CompressionTwin::summed(const std::vector<CopyStep>& copies, bool dense) {
   std::vector<NamedTensors> gradients;
   for (const CopyStep& copy : copies) gradients.push_back(copy.gradients);
   if (config_.local_clip && !dense) {
@@ -269,13 +207,13 @@ NamedTensors Twin::summed(const std::vector<CopyStep>& copies, bool dense) {
   return out;
 }
 
-void Twin::compressed_step(const std::vector<CopyStep>& copies, double rate) {
+void CompressionTwin::compressed_step(const std::vector<CopyStep>& copies, double rate) {
   const NamedTensors sums = summed(copies, step_ < config_.start);
   if (step_ == 0) trace_.gradients = {sums};
   trace_.norms.push_back(update(*optimizers_.front(), sums, rate));
 }
 
-NamedTensors Twin::mean_of(const std::vector<NamedTensors>& copies) const {
+NamedTensors CompressionTwin::mean_of(const std::vector<NamedTensors>& copies) const {
   NamedTensors mean;
   for (const auto& [name, first] : copies.front()) {
     at::Tensor sum = first.clone();
@@ -285,7 +223,7 @@ NamedTensors Twin::mean_of(const std::vector<NamedTensors>& copies) const {
   return mean;
 }
 
-double Twin::clipped(NamedTensors& gradients) const {
+double CompressionTwin::clipped(NamedTensors& gradients) const {
   double squares = 0;
   for (const auto& [name, gradient] : gradients) squares += gradient.square().sum().item<double>();
   const double factor = optim::clip_factor(std::sqrt(squares), recipe_.optim.grad_clip_norm);
@@ -293,8 +231,8 @@ double Twin::clipped(NamedTensors& gradients) const {
   return std::sqrt(squares);
 }
 
-void Twin::adam_update(NamedTensors& weights, const AdamState& state, double rate, std::int64_t steps,
-                       std::int64_t updates) {
+void CompressionTwin::adam_update(NamedTensors& weights, const AdamState& state, double rate, std::int64_t steps,
+                                  std::int64_t updates) {
   const spec::OptimConfig& optim = recipe_.optim;
   for (nn::Param* param : trainable()) {
     const spec::ParamRule rule = spec::rule_for(optim, param->name, param->decay);
@@ -307,7 +245,7 @@ void Twin::adam_update(NamedTensors& weights, const AdamState& state, double rat
 }
 
 /// What the first copy's state is, all have.
-void Twin::onebit_adam_step(const std::vector<CopyStep>& copies, double rate) {
+void CompressionTwin::onebit_adam_step(const std::vector<CopyStep>& copies, double rate) {
   const double beta1 = recipe_.optim.beta1, beta2 = recipe_.optim.beta2;
   AdamState& state = adam_.front();
   NamedTensors weights = masters();
@@ -335,7 +273,7 @@ void Twin::onebit_adam_step(const std::vector<CopyStep>& copies, double rate) {
         mine[name] = state.m[name].mul(beta1).add(gradient, (1 - beta1) * request_.copies);
     }
     NamedTensors mean = mean_of(momenta);
-    for (const TwinInput& input : inputs_of(momenta)) {
+    for (const TwinInput& input : inputs_of(momenta, /*mean=*/true)) {
       std::vector<at::Tensor> flat;
       for (const at::Tensor& copy : input.copies) flat.push_back(copy.reshape({-1}));
       const at::Tensor said = methods_.mean_of_signs(fmt::format("{}/{}", input.part.name, input.part.shard), flat,
@@ -350,7 +288,7 @@ void Twin::onebit_adam_step(const std::vector<CopyStep>& copies, double rate) {
   load(weights);
 }
 
-void Twin::zero_one_adam_step(const std::vector<CopyStep>& copies, double rate) {
+void CompressionTwin::zero_one_adam_step(const std::vector<CopyStep>& copies, double rate) {
   const double beta1 = recipe_.optim.beta1, beta2 = recipe_.optim.beta2;
   if (step_ < config_.start || step_ >= next_update_) {  // a step of Adam from equal weights and momenta
     NamedTensors sums;
@@ -398,7 +336,7 @@ void Twin::zero_one_adam_step(const std::vector<CopyStep>& copies, double rate) 
   if (since_ < interval && step_ + 1 < next_update_) return;
   NamedTensors mean = mean_of(steps_sum_);
   const NamedTensors& variance = adam_.front().v;
-  for (const TwinInput& input : inputs_of(steps_sum_)) {
+  for (const TwinInput& input : inputs_of(steps_sum_, /*mean=*/true)) {
     std::vector<at::Tensor> flat;
     for (const at::Tensor& copy : input.copies) flat.push_back(copy.reshape({-1}));
     put_part(input.part,
@@ -423,155 +361,29 @@ void Twin::zero_one_adam_step(const std::vector<CopyStep>& copies, double rate) 
   rates_ = 0;
 }
 
-void Twin::local_step(const std::vector<CopyStep>& copies, double rate) {
-  const bool synchronous = step_ < config_.start;
-  NamedTensors sums;
-  if (synchronous) {
-    for (const auto& [name, gradient] : copies.front().gradients) {
-      sums[name] = gradient.clone();
-      for (std::size_t i = 1; i < copies.size(); ++i) sums[name].add_(copies[i].gradients.at(name));
-    }
-  }
-  if (step_ == 0) trace_.gradients.resize(copies.size());
-  for (std::size_t i = 0; i < copies.size(); ++i) {
-    NamedTensors own = sums;
-    if (!synchronous) {
-      for (const auto& [name, gradient] : copies[i].gradients) own[name] = gradient.mul(request_.copies);
-    }
-    if (step_ == 0) trace_.gradients[i] = own;
-    load(weights_[i]);
-    const double norm = update(*optimizers_[i], own, rate);
-    if (i == 0) trace_.norms.push_back(norm);
-    weights_[i] = masters();
-  }
-  if (synchronous) {
-    anchor_ = mean_of(weights_);
-    return;
-  }
-  if (config_.kind == CompressKind::kLocalSgd) local_sgd_round(rate);
-  if (config_.kind == CompressKind::kElasticAveraging) elastic_round();
-  if (config_.kind == CompressKind::kDiloco) diloco_rounds();
-}
-
-void Twin::local_sgd_round(double rate) {
-  std::int64_t interval = spec::interval_of(config_);
-  if (config_.quadratic > 0)
-    interval = std::max(interval, static_cast<std::int64_t>(std::pow(config_.quadratic / rate, 2)));
-  if (++since_ < interval) return;
-  since_ = 0;
-  if (config_.average_moments) average_moments();
-  const NamedTensors mean = mean_of(weights_);
-  for (NamedTensors& copy : weights_) {
-    for (auto& [name, weight] : copy) weight = mean.at(name).clone();
+/// Loads of experts are counted over all copies.
+void CompressionTwin::advance_balance() {
+  const spec::ModelShape& shape = model_->shape;
+  if (!shape.experts.used()) return;
+  for (const nn::moe::LayerLoads& layer : model_->balance.advance(
+           true, models::expert_layer_names(shape), static_cast<std::size_t>(shape.experts.num_experts), {})) {
+    for (const std::int64_t count : layer.counts) trace_.loads.push_back(static_cast<double>(count));
   }
 }
 
-void Twin::average_moments() {
-  std::vector<NamedTensors> moments;
-  for (const auto& optimizer : optimizers_) {
-    nn::State state;
-    optimizer->add_state(state);
-    NamedTensors& mine = moments.emplace_back();
-    for (const nn::StateTensor& entry : state.tensors()) mine[entry.name] = entry.tensor;
-  }
-  if (moments.front().empty()) return;
-  const NamedTensors mean = mean_of(moments);
-  for (NamedTensors& copy : moments) {
-    for (auto& [name, moment] : copy) moment.copy_(mean.at(name));
-  }
-}
-
-/// In each owner's share by itself: 16 bits, or 8 with a scale for every block.
-at::Tensor Twin::rounded(const at::Tensor& flat) const {
-  at::Tensor said = at::zeros_like(flat);
-  for (std::int64_t owner = 0; owner < request_.copies; ++owner) {
-    const std::int64_t begin = flat.numel() * owner / request_.copies,
-                       end = flat.numel() * (owner + 1) / request_.copies;
-    if (config_.delta_dtype == spec::DeltaDtype::kFp16) {
-      said.narrow(0, begin, end - begin).copy_(flat.narrow(0, begin, end - begin).to(at::kFloat).to(at::kHalf));
-      continue;
-    }
-    for (std::int64_t at = begin; at < end; at += parallel::kDeltaBlock) {
-      const std::int64_t size = std::min(parallel::kDeltaBlock, end - at);
-      const at::Tensor block = flat.narrow(0, at, size), scale = block.abs().max().div(127);
-      if (scale.item<double>() > 0)
-        said.narrow(0, at, size).copy_(block.div(scale).round().clamp(-127, 127).mul(scale));
-    }
-  }
-  return said;
-}
-
-/// With error feedback at both ends. Every part of a parameter is rounded by itself.
-NamedTensors Twin::rounded_mean(const std::vector<NamedTensors>& deltas) {
-  NamedTensors mean;
-  for (const auto& [name, delta] : deltas.front()) mean[name] = at::zeros_like(delta);
-  for (const parallel::CompressedPart& part : request_.parts) {
-    if (!mean.contains(part.name)) continue;
-    const auto residual_of = [&](std::size_t copy) -> at::Tensor& {
-      return residuals_[copy][fmt::format("{} {}", part.name, part.shard)];
-    };
-    at::Tensor sum;
-    for (std::size_t copy = 0; copy < deltas.size(); ++copy) {
-      at::Tensor c = part_of(part, deltas[copy].at(part.name)).reshape({-1}), &residual = residual_of(copy);
-      if (residual.defined()) c = c.add(residual);
-      const at::Tensor said = rounded(c);
-      residual = c.sub(said);
-      sum = sum.defined() ? sum.add(said) : said;
-    }
-    const auto copies = static_cast<std::int64_t>(deltas.size());
-    const at::Tensor exact = sum.div(static_cast<double>(copies)), said = rounded(exact);
-    for (std::int64_t owner = 0; owner < copies; ++owner) {
-      const std::int64_t begin = sum.numel() * owner / copies, size = sum.numel() * (owner + 1) / copies - begin;
-      residual_of(static_cast<std::size_t>(owner))
-          .narrow(0, begin, size)
-          .add_(exact.sub(said).narrow(0, begin, size), static_cast<double>(copies));
-    }
-    put_part(part, said, mean[part.name]);
-  }
-  return mean;
-}
-
-void Twin::elastic_round() {
-  if ((step_ - config_.start + 1) % spec::interval_of(config_) != 0) return;
-  const double alpha = config_.elastic_rate.value_or(0.9 / request_.copies);
-  for (auto& [name, centre] : anchor_) {
-    at::Tensor pull = at::zeros_like(centre);
-    for (NamedTensors& copy : weights_) {
-      const at::Tensor apart = copy[name].sub(centre);
-      copy[name] = copy[name].sub(apart, alpha);
-      pull.add_(apart);
-    }
-    centre = centre.add(pull, alpha);
-  }
-}
-
-void Twin::diloco_rounds() {
-  const std::int64_t number = step_ - config_.start + 1, interval = spec::interval_of(config_);
-  for (int fragment = 0; fragment < config_.fragments; ++fragment) {
-    if (number % interval == interval / config_.fragments * (fragment + 1) % interval) {
-      auto& [when, deltas] = on_their_way_[fragment];
-      when = number + config_.delay;
-      std::vector<NamedTensors> all(weights_.size());
-      for (const auto& [name, anchor] : anchor_) {
-        if (parallel::fragment_of(name, config_.fragments) != fragment) continue;
-        for (std::size_t i = 0; i < all.size(); ++i) all[i][name] = anchor.sub(weights_[i].at(name));
-      }
-      deltas = config_.delta_dtype == spec::DeltaDtype::kFp32 ? mean_of(all) : rounded_mean(all);
-    }
-    const auto sent = on_their_way_.find(fragment);
-    if (sent == on_their_way_.end() || sent->second.first != number) continue;
-    for (const auto& [name, delta] : sent->second.second) {
-      at::Tensor& b = outer_momentum_[name];
-      b = b.mul(config_.outer_momentum).add(delta);
-      const at::Tensor direction = config_.outer_nesterov ? delta.add(b, config_.outer_momentum) : b;
-      anchor_[name] = anchor_[name].sub(direction, config_.outer_learning_rate);
-      for (NamedTensors& copy : weights_)
-        copy[name] = copy[name].mul(config_.mixing).add(anchor_[name], 1 - config_.mixing);
+void CompressionTwin::tell_biases() {
+  if (!model_->shape.experts.used() || model_->shape.experts.bias_update_rate == 0) return;
+  nn::State state;
+  model_->balance.add_state(state);
+  for (int side = 0; side < 2; ++side) {
+    for (const std::string& layer : models::expert_layer_names(model_->shape)) {
+      const at::Tensor& bias = state.at("router_bias/" + layer).tensor;
+      for (std::int64_t i = 0; i < bias.numel(); ++i) trace_.biases.push_back(bias.const_data_ptr<float>()[i]);
     }
   }
 }
 
-TwinTrace Twin::run() {
+TwinTrace CompressionTwin::run() {
   for (step_ = 0; step_ < request_.steps; ++step_) {
     double rate = 0;
     const std::vector<CopyStep> copies = compute(rate);
@@ -590,7 +402,9 @@ TwinTrace Twin::run() {
       default:
         compressed_step(copies, rate);
     }
+    advance_balance();
   }
+  tell_biases();
   if (!drifts()) weights_ = {masters()};
   trace_.weights.clear();
   for (NamedTensors weights : weights_) {
@@ -602,8 +416,6 @@ TwinTrace Twin::run() {
   return std::move(trace_);
 }
 
-}  // namespace
-
-TwinTrace run_compression_twin(const TwinRequest& request) { return Twin(request).run(); }
+TwinTrace run_compression_twin(const TwinRequest& request) { return CompressionTwin(request).run(); }
 
 }  // namespace trireme::train

@@ -34,6 +34,8 @@ struct TwinTrace {
   std::vector<double> losses, norms;  ///< by step; norms are those that the first copy tells
   std::vector<std::string> terms;
   std::vector<double> means;
+  std::vector<double> loads;   ///< [step][layer][expert]
+  std::vector<double> biases;  ///< of routers, after the last step: [layer][expert] twice, as the largest and smallest
   /// Of the first step, and after the last; one for each copy, or one for all where copies are equal.
   std::vector<NamedTensors> gradients, weights;
 };

@@ -177,12 +177,12 @@ at::Tensor TwinMethods::dgc(const TwinInput& input, std::int64_t step) {
   return sum.view(input.copies.front().sizes());
 }
 
-/// The parts of one rank are one pool.
+/// The parts of one rank that have the same copies are one pool.
 std::vector<at::Tensor> TwinMethods::csc(const std::vector<TwinInput>& inputs) {
-  std::map<int, std::vector<std::size_t>> pools;
-  for (std::size_t i = 0; i < inputs.size(); ++i) pools[inputs[i].part.shard].push_back(i);
+  std::map<std::pair<int, int>, std::vector<std::size_t>> pools;
+  for (std::size_t i = 0; i < inputs.size(); ++i) pools[{inputs[i].part.copies, inputs[i].part.shard}].push_back(i);
   std::vector<at::Tensor> sums(inputs.size());
-  for (const auto& [shard, members] : pools) {
+  for (const auto& [of, members] : pools) {
     std::vector<at::Tensor> left;  // of each copy
     at::Tensor norms;
     std::int64_t chunks = 0;

@@ -206,8 +206,9 @@ class DataParallelEngine final : public SingleStepEngine {
       if (parallel_groups_->counts(term)) nn::add_term(sums, term);
     }
     const auto begin = Clock::now();
-    loss_reducer_.reduce({&sums, 1}, {&flops, 1});
+    loss_reducer_.start({&sums, 1}, {&flops, 1});
     data_parallel_->finish();
+    loss_reducer_.finish({&sums, 1}, {&flops, 1});
     return {.losses = std::move(sums), .flops = flops, .comm_s = seconds_since(begin)};
   }
   static StepGraph::Turn turn_of(std::size_t i, std::size_t micros) {
