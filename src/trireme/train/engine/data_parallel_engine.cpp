@@ -10,11 +10,11 @@
 
 #include "trireme/base/random.h"
 #include "trireme/base/stopwatch.h"
-#include "trireme/nn/layer_drop.h"
 #include "trireme/train/diagnose/memory.h"
 #include "trireme/train/diagnose/non_finite.h"
 #include "trireme/train/engine/engine.h"
 #include "trireme/train/engine/feed.h"
+#include "trireme/train/engine/layer_dropping.h"
 #include "trireme/train/engine/parallel_groups.h"
 #include "trireme/train/engine/step_graph.h"
 
@@ -31,10 +31,12 @@ class DataParallelEngine final : public SingleStepEngine {
         parallel_groups_(form(recipe, shape, world, length)),
         zero_(recipe.layout.zero),
         owns_model_(recipe.layout.zero == 0 && recipe.layout.offload == spec::OffloadKind::kNone),
+        dropping_(recipe, shape),
         loss_reducer_(world) {
     models::BuildOptions build = build_options(recipe);
     build.parallel = &parallel_groups_->parallel;
     build.adapt = prepare.adapt;
+    dropping_.prepare(build);
     model_ = models::build(shape, build);
     for (const nn::Param& param : model_->params) parts_.all_names.push_back(param.name);
     prepare.freeze(model_->params, parts_.all_names);
@@ -45,7 +47,7 @@ class DataParallelEngine final : public SingleStepEngine {
     for (std::size_t i = 0; i < model_->layers.size(); ++i) {
       model_->layers[i].layer = data_parallel_->wrap(std::move(model_->layers[i].layer), i);
     }
-    add_layer_drop(recipe, shape);
+    dropping_.wrap(model_->layers);
     parts_.params = &data_parallel_->owned();
     parts_.mesh = &parallel_groups_->parallel.mesh;
     parts_.share = share_of(recipe, *parallel_groups_, length);
@@ -98,7 +100,7 @@ class DataParallelEngine final : public SingleStepEngine {
       }
       pass(micro, /*first=*/i == 0, losses, flops);
     }
-    if (layer_drop_) data_parallel_->skip_units({});
+    if (dropping_.used()) data_parallel_->skip_units({});
     if (defer_losses_) {
       data_parallel_->finish();
       return {.losses = std::move(losses), .flops = flops};
@@ -118,7 +120,7 @@ class DataParallelEngine final : public SingleStepEngine {
       Micro micro = prepare(*batch, contexts);
       pass(micro, std::exchange(first, false), losses, flops);
     }
-    if (layer_drop_) data_parallel_->skip_units({});
+    if (dropping_.used()) data_parallel_->skip_units({});
     return sum_over_ranks(losses, flops);
   }
 
@@ -131,7 +133,7 @@ class DataParallelEngine final : public SingleStepEngine {
       Micro micro = prepare(batches[i], contexts);
       pass(micro, /*first=*/i == 0, losses, flops);
     }
-    if (layer_drop_) data_parallel_->skip_units({});
+    if (dropping_.used()) data_parallel_->skip_units({});
     data_parallel_->finish_alone();
     nn::settle(losses);
     for (const nn::LossTerm& term : losses) nn::add_term(sums, term);
@@ -168,39 +170,9 @@ class DataParallelEngine final : public SingleStepEngine {
   }
 
  private:
-  /// Progressive layer dropping: around what fetches weights, so that a layer that is dropped fetches none.
-  void add_layer_drop(const spec::Recipe& recipe, const spec::ModelShape& shape) {
-    if (!recipe.train.layer_keep) return;
-    const auto steps = static_cast<double>(last_step(recipe));
-    layer_drop_ =
-        nn::LayerDrop{.theta = *recipe.train.layer_keep, .gamma = recipe.train.layer_keep_gamma.value_or(100 / steps)};
-    for (models::NamedLayer& entry : model_->layers) {
-      const bool encoder = entry.name.starts_with("encoder.layers.");
-      dropped_as_.emplace_back();
-      if (!encoder && !entry.name.starts_with("layers.")) continue;
-      nn::LayerDrop drop = *layer_drop_;
-      drop.layers = encoder ? shape.num_encoder_layers : shape.num_layers;
-      const std::int64_t number = std::stoll(entry.name.substr(entry.name.rfind('.') + 1)) + 1;
-      const char* stack = encoder ? "encoder" : "decoder";
-      dropped_as_.back() = {drop, number, stack};
-      entry.layer = nn::with_layer_drop(std::move(entry.layer), drop, number, stack, entry.params);
-    }
-  }
   void choose_layers(const MakeContext& contexts) {
-    if (!layer_drop_) return;
-    const nn::Context context = contexts();
-    std::vector<bool> skipped;
-    for (const DroppedAs& as : dropped_as_) {
-      skipped.push_back(as.number > 0 && context.training &&
-                        !nn::is_kept(as.drop, context.seed, context.step, as.number, as.stack));
-    }
-    data_parallel_->skip_units(std::move(skipped));
+    if (dropping_.used()) data_parallel_->skip_units(dropping_.skipped(contexts()));
   }
-  struct DroppedAs {
-    nn::LayerDrop drop = {};
-    std::int64_t number = 0;  // 0: never dropped
-    const char* stack = "";
-  };
 
   struct Micro {
     nn::Tensors inputs;
@@ -261,9 +233,8 @@ class DataParallelEngine final : public SingleStepEngine {
   bool owns_model_;  // what is updated is what layers compute with
   std::unique_ptr<models::Model> model_;
   std::unique_ptr<parallel::DataParallel> data_parallel_;
-  std::optional<nn::LayerDrop> layer_drop_;  // train.layer_keep only
-  std::vector<DroppedAs> dropped_as_;        // of each entry of the chain
-  std::unique_ptr<StepGraph> graph_;         // train.cuda_graphs only
+  LayerDropping dropping_;
+  std::unique_ptr<StepGraph> graph_;  // train.cuda_graphs only
   std::int64_t activations_ = 0;
   nn::LossReducer loss_reducer_;
   bool defer_losses_ = false;

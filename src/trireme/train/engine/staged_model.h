@@ -15,6 +15,7 @@
 
 #include "trireme/pipeline/executor.h"
 #include "trireme/train/engine/engine.h"
+#include "trireme/train/engine/layer_dropping.h"
 #include "trireme/train/engine/parallel_groups.h"
 #include "trireme/train/engine/pipeline_split.h"
 
@@ -52,6 +53,7 @@ class StagedModel {
   void sum_over_pipelines(std::span<std::vector<nn::LossTerm>> losses, std::span<double> flops);
 
  private:
+  void plan_chunks(const spec::ModelShape& shape, models::BuildOptions& build, int chunks);
   std::map<int, Engine::Passes> passes() const;
   using Look = std::function<void(int chunk, const nn::Tensors& outputs)>;
   pipeline::Executor& executor_for(int micros);
@@ -62,6 +64,7 @@ class StagedModel {
   std::unique_ptr<ParallelGroups> parallel_groups_;
   comm::Group& pipeline_;
   nn::LossReducer loss_reducer_;
+  LayerDropping dropping_;
   Share share_;
   PipelineCut cut_;
   pipeline::Stage stage_;
