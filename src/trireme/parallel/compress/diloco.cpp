@@ -134,8 +134,10 @@ class Diloco final : public LocalUpdates {
   struct Fragment {
     std::vector<std::size_t> params;
     std::int64_t apply_at = -1;  // local step; -1: nothing was sent
-    comm::Work work = {};        // of `flat`; after a restart there is none, and sent_ goes again
     at::Tensor flat = {};
+    // Of `flat`, which must be there until it ends: it is waited for first where a run ends meanwhile. After a restart
+    // there is none, and sent_ goes again.
+    comm::Work work = {};
     int senders = 1;  // copies that have sent it: after a restart there may be more
   };
 
