@@ -183,8 +183,8 @@ ActivationBytes activation_bytes(const Job& job, const ParallelConfig& config) {
     case RecomputeKind::kRecursive: {
       const int blocks = planned_blocks(job, config);
       const double inputs = out.tokens * input * recursive_inputs(blocks);
+      out.recomputed_layers = 1;
       if (config.layout.pp == 1) {
-        out.recomputed_layers = 1;
         out.layer = inputs / blocks;
       } else {  // the last block of a chunk saves, of every micro-batch in flight
         out.layer = (inputs - out.tokens * input + out.whole_layer) / blocks;

@@ -69,6 +69,15 @@ void schedule_is_defined(RuleContext& context) {
   }
 }
 
+/// What makes one micro-batch of a step; recomputation within a budget asks for a size.
+std::string one_micro_hint(const RuleContext& context, std::int64_t rows) {
+  if (context.run.recipe.train.recompute != RecomputeKind::kBudget)
+    return "leave train.micro_batch_size out, or take xpipe";
+  std::vector<double> weights = context.layout().dp_batch_weights;
+  if (static_cast<int>(weights.size()) != context.replicas) weights.clear();
+  return fmt::format("set train.micro_batch_size = {}, or take xpipe", most_rows(rows, context.replicas, weights));
+}
+
 void predicts_each_micro(RuleContext& context) {
   const ScheduleTraits& schedule = context.run.schedule;
   const bool predicts = schedule.prediction == ScheduleTraits::Prediction::kMomentum;
@@ -80,7 +89,7 @@ void predicts_each_micro(RuleContext& context) {
                    fmt::format("makes {} micro-batches of a step, but schedule {} predicts the weights after each "
                                "one's own update",
                                micros, schedule_name(context)),
-                   "leave train.micro_batch_size out, or take xpipe");
+                   one_micro_hint(context, rows));
     return;
   }
 }
