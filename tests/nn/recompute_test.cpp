@@ -42,7 +42,8 @@ struct Stack {
       blocks.push_back(block_case().build(*params.back()));
       initialise(*params.back(), Precision::kBf16, static_cast<std::uint64_t>(i));
     }
-    chain = std::make_unique<Chain>(recomputed(std::move(blocks), recompute));
+    chain = std::make_unique<Chain>(recomputed(
+        std::move(blocks), plan_of(recompute, static_cast<std::int64_t>(blocks.size())), recompute.partition));
   }
 };
 

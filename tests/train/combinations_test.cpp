@@ -258,6 +258,12 @@ std::vector<Case> mistakes() {
   add("recomputed stages without pp", [](auto& r) { r.train.recompute = spec::RecomputeKind::kStage; });
   add("recursive recomputation with pp",
       [](auto& r) { r.layout.pp = 2, r.train.recompute = spec::RecomputeKind::kRecursive; });
+  add("delayed FP8 scales in waves", [](auto& r) {
+    r.layout.pp = 2, r.layout.dp = 2, r.pipeline.schedule = "hetpipe";
+    r.precision.compute = spec::Precision::kBf16, r.precision.gemm = spec::GemmPrecision::kFp8Delayed;
+    r.optim.kind = spec::OptimizerKind::kSgd;
+    r.optim.momentum = r.optim.weight_decay = r.optim.grad_clip_norm = 0;
+  });
   add("a budget for BERT", [](auto& r) {
     r.model.family = spec::Family::kBert, r.model.tied = true;
     r.train.recompute = spec::RecomputeKind::kBudget, r.train.recompute_gb = 1, r.train.micro_batch_size = 2;

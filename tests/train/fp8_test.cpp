@@ -142,6 +142,53 @@ TEST(Fp8OnTheCpu, StepsThatRunTogetherHaveTheScalesOfOneRank) {
   }
 }
 
+/// A pass takes the scales of its version of the weights and notes for the step of its micro-batch: on stages that
+/// update at different times as on one rank with their delayed weights.
+TEST(Fp8OnTheCpu, AsynchronousStagesHaveTheScalesOfTheirSerialMathematics) {
+  struct Seen {
+    std::vector<double> losses;
+    nlohmann::ordered_json scales;
+  };
+  for (const char* kind : {"pipedream", "pipedream-vsync", "pipedream-2bw", "spectrain", "xpipe", "stale"}) {
+    spec::Recipe recipe = fp8_recipe(spec::Family::kLlama, GemmPrecision::kFp8Delayed, 32);
+    recipe.model.num_layers = 4;
+    recipe.model.tied = false;
+    recipe.batch.global_batch_tokens *= 2;
+    recipe.train.steps = 6;
+    recipe.checkpoint.every = recipe.train.hash_every = 0;
+    recipe.precision.fp8_history = 4;
+    recipe.optim.learning_rate = 1e-2;  // so that scales of another step would show
+    recipe.layout.pp = 2;
+    recipe.pipeline.schedule = kind;
+    recipe.pipeline.drain_every = 3;
+    if (kind == std::string("spectrain")) {
+      recipe.optim.kind = spec::OptimizerKind::kSgd;
+      recipe.optim.momentum = 0.9;
+      recipe.train.micro_batch_size.reset();
+    }
+    const auto run = [&](int ranks, MakeEngine& make) {
+      Seen seen;
+      comm::run_ranks(ranks, [&](comm::Rank& rank) {
+        at::set_num_threads(1);
+        const auto samples = data::open_samples(recipe, data::Split::kTrain);
+        Trainer trainer(recipe, model_shape(recipe), rank.world(), *samples, make);
+        for (int step = 0; step < 6; ++step) {
+          const double loss = trainer.step().loss;
+          if (rank.rank() == 0) seen.losses.push_back(loss);
+        }
+        const auto scales = trainer.state().value("fp8/scales").get();
+        if (rank.rank() == ranks - 1) seen.scales = scales;  // the last stage was told of the first one's
+      });
+      return seen;
+    };
+    recipe.layout.dp = 1;
+    const Seen found = run(2, make_engine), expected = run(1, make_delayed_engine);
+    for (std::size_t i = 0; i < 6; ++i)
+      EXPECT_NEAR(found.losses[i], expected.losses[i], 1e-6 * expected.losses[i]) << kind << " step " << i;
+    EXPECT_EQ(found.scales, expected.scales) << kind;
+  }
+}
+
 TEST(Fp8OnTheCpu, RefusesSizesAndLayoutsThatAGpuRefuses) {
   const auto refusal = [](const spec::Recipe& recipe, int ranks) -> std::string {
     try {

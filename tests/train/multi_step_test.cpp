@@ -171,6 +171,62 @@ TEST(Together, ValidatedStepsOfSeveralRanksAStageEqualOneRank) {
   }
 }
 
+/// Whoever makes the update of a whole matrix, and whatever an optimizer keeps beside moments; taken back or not.
+TEST(Together, EveryOptimizerEqualsOneRank) {
+  using enum spec::OptimizerKind;
+  for (const auto kind : {kSgd, kAdagrad, kLamb, kLars, kMuon, kLion, kAdafactor, kShampoo, kScheduleFree}) {
+    for (const char* schedule : {"zb-h2", "dualpipe", "pipedream-2bw", "pipedream"}) {
+      for (const double clip : {0.01, 100.0}) {
+        const bool asynchronous = schedule::find_kind(schedule).asynchronous;
+        if (asynchronous && clip > 1) continue;  // nothing is taken back
+        spec::Recipe recipe = together(schedule, 2, 3);
+        if (schedule == std::string("dualpipe")) recipe.pipeline.virtual_stages = 2;
+        recipe.train.micro_batch_size = 1;
+        recipe.batch.global_batch_tokens = 8 * 12;
+        recipe.optim.kind = kind;
+        recipe.optim.grad_clip_norm = clip;
+        if (kind == kShampoo) recipe.optim.precondition_every = 2;
+        recipe.layout = {.dp = 2, .pp = 2, .zero = 1};
+        const VerifyResult result = verify_together(recipe, 4, 5);
+        EXPECT_TRUE(result.equal) << static_cast<int>(kind) << " with " << schedule << " clipped to " << clip << ": "
+                                  << result.weights.name << " " << result.weights.relative;
+      }
+    }
+  }
+}
+
+/// The moving average sees every update that stays, once.
+TEST(Together, AveragesOfWeightsAreThoseOfOneRank) {
+  for (const char* kind : {"zb-h2", "pipedream-2bw"}) {
+    for (const double clip : {0.01, 100.0}) {
+      spec::Recipe recipe = together(kind, 2, 3);
+      recipe.optim.ema_decay = 0.5;
+      recipe.optim.grad_clip_norm = clip;
+      recipe.eval.weights = spec::EvalWeights::kEma;
+      const auto loss_of = [&](const spec::Recipe& of, int ranks, MakeEngine& make) {
+        double loss = 0;
+        comm::run_ranks(ranks, [&](comm::Rank& rank) {
+          at::set_num_threads(1);
+          const auto samples = data::open_samples(of, data::Split::kTrain),
+                     held_out = data::open_samples(of, data::Split::kValidation);
+          Trainer trainer(of, model_shape(of), rank.world(), *samples, make);
+          for (int step = 0; step < 6; ++step) trainer.step();
+          const double mine = trainer.evaluate(*held_out, {.count = 5, .rows = 2}).loss();
+          if (rank.rank() == 0) loss = mine;
+        });
+        return loss;
+      };
+      spec::Recipe alone = recipe;
+      const bool asynchronous = schedule::find_kind(kind).asynchronous;
+      asynchronous ? void(alone.layout = {.dp = 1, .pp = 2}) : spec::undistribute(alone);
+      const double expected = loss_of(alone, 1, asynchronous ? make_delayed_engine : make_engine);
+      EXPECT_NEAR(loss_of(recipe, 2, make_engine), expected, 1e-9) << kind << " clipped to " << clip;
+      alone.eval.weights = spec::EvalWeights::kTrained;
+      EXPECT_NE(loss_of(alone, 1, asynchronous ? make_delayed_engine : make_engine), expected) << kind;
+    }
+  }
+}
+
 /// The gradients that a step is taken again with are its own, whatever forwards of the next one have left since: the
 /// head's come with its forward, and with ZeRO 2 and 3 are reduced at once.
 TEST(Together, StepsAreTakenBackFromShardedGradientsToo) {

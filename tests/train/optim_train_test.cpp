@@ -15,7 +15,7 @@
 #include "trireme/plan/run_setup.h"
 #include "trireme/schedule/builders.h"
 #include "trireme/train/diagnose/verify.h"
-#include "trireme/train/engine/dropped_layers.h"
+#include "trireme/train/engine/layer_dropping.h"
 
 namespace trireme::train {
 namespace {
@@ -350,8 +350,42 @@ TEST(LayerDropping, OfLayoutsEqualsOneRank) {
   recipe.train.layer_keep_gamma = 5;  // after the first step about the end's
   EXPECT_THAT(layouts_that_differ(recipe, {"zero=1", "zero=2", "zero=3", "tp=2 sp zero=1", "tp=2 zero=3"}, 4),
               testing::IsEmpty());
-  recipe.train.recompute = spec::RecomputeKind::kFull;
-  EXPECT_THAT(layouts_that_differ(recipe, {"zero=3", "tp=2 sp"}, 4), testing::IsEmpty());
+  for (const auto kind : {spec::RecomputeKind::kFull, spec::RecomputeKind::kSqrt, spec::RecomputeKind::kRecursive}) {
+    recipe.train.recompute = kind;
+    EXPECT_THAT(layouts_that_differ(recipe, {"zero=3", "tp=2 sp"}, 4), testing::IsEmpty());
+  }
+}
+
+/// Stages drop the layers that one rank drops, whatever runs again, and whether or not a step is taken back.
+TEST(LayerDropping, OfStagesEqualsOneRank) {
+  spec::Recipe recipe = optim_recipe(OptimizerKind::kAdamw);
+  recipe.model.num_layers = 4;
+  recipe.batch.global_batch_tokens = 8 * recipe.data.seq_len;
+  recipe.train.micro_batch_size = 1;
+  recipe.train.layer_keep = 0.3;
+  recipe.train.layer_keep_gamma = 5;
+  recipe.checkpoint.every = recipe.train.hash_every = 0;
+  EXPECT_THAT(layouts_that_differ(recipe,
+                                  {"pp=2 zero=3", "pp=2 tp=2 schedule=zb-h1", "pp=2 zero=2 schedule=zb-v",
+                                   "pp=2 schedule=chimera-doubling", "pp=4 schedule=gpipe"},
+                                  4),
+              testing::IsEmpty());
+  for (const auto kind : {spec::RecomputeKind::kSqrt, spec::RecomputeKind::kStage}) {
+    recipe.train.recompute = kind;
+    EXPECT_THAT(layouts_that_differ(recipe, {"pp=2 zero=3", "pp=2 schedule=zb-h1"}, 4), testing::IsEmpty());
+  }
+  recipe.train.recompute = spec::RecomputeKind::kNone;
+  recipe.train.steps = 5;  // no multiple of the drains
+  for (const char* kind : {"zb-h2", "pipedream-2bw"}) {
+    for (const int zero : {0, 3}) {
+      recipe.layout = {.dp = 2, .pp = 2, .zero = zero};
+      recipe.pipeline.schedule = kind;
+      recipe.pipeline.drain_every = 3;
+      const VerifyResult result = verify_beside_one_rank(recipe, 4, 5);
+      EXPECT_TRUE(result.equal) << kind << " zero " << zero << ": " << result.weights.name << " "
+                                << result.weights.relative;
+    }
+  }
 }
 
 TEST(LayerDropping, OfPipelinesEqualsOneRank) {
@@ -382,7 +416,8 @@ TEST(LayerDropping, SharesOfASplitAreMeansOverTheRun) {
   recipe.train.layer_keep = 0.5;
   recipe.train.steps = 20'000;
   const std::vector<double> shares =
-      DroppedLayers::kept_shares(recipe, model_shape(recipe), {"embedding", "layers.0", "layers.3", "head"});
+      LayerDropping(recipe, model_shape(recipe))
+          .kept_shares(std::vector<std::string>{"embedding", "layers.0", "layers.3", "head"});
   const nn::LayerDrop drop{.theta = 0.5, .gamma = 100.0 / 20'000, .layers = 4};
   double first = 0, last = 0;
   for (std::int64_t step = 0; step < 20'000; ++step) {

@@ -111,6 +111,44 @@ TEST(StagedTrainer, RecomputesBetweenStageBoundaries) {
   }
 }
 
+/// Each chunk recomputes by a plan of its own blocks: of three, the first is a segment, so that an input and a block
+/// are saved where all would be.
+TEST(StagedTrainer, PlansRecomputationForEachChunk) {
+  for (const char* kind : {"1f1b", "zb-h1", "interleaved", "chimera-doubling"}) {
+    spec::Recipe recipe = staged(Family::kGpt2, Precision::kFp64, 2, kind);
+    if (kind == std::string("interleaved")) recipe.pipeline.virtual_stages = 2;
+    recipe.model.num_layers = 9;
+    const auto activations = [&] {
+      std::int64_t most = 0;
+      with_trainers(recipe, 2, [&](Trainer& trainer, comm::Rank& rank) {
+        trainer.step();
+        if (rank.rank() == 0) most = trainer.memory().device.peak_of(device::MemoryUse::kActivations);
+      });
+      return most;
+    };
+    const std::int64_t saved = activations();
+    recipe.train.recompute = spec::RecomputeKind::kRecursive;
+    EXPECT_LT(activations(), saved * 3 / 4) << kind;
+    for (const int zero : {0, 3}) {
+      recipe.layout.zero = zero;
+      EXPECT_TRUE(verify_staged(recipe, 4).equal) << kind << " zero " << zero;
+    }
+    recipe.layout.zero = 0;
+    recipe.pipeline.split = "layers.2";
+    if (kind != std::string("interleaved")) {
+      EXPECT_TRUE(verify_staged(recipe, 2).equal) << kind;
+    }
+    recipe.pipeline.split = "count";
+    // Enough for all blocks, and for a few of them.
+    recipe.train.recompute = spec::RecomputeKind::kBudget;
+    recipe.train.recompute_gb = 1;
+    EXPECT_EQ(activations(), saved) << kind;
+    recipe.train.recompute_gb = 4e-5;
+    EXPECT_LT(activations(), saved) << kind;
+    EXPECT_TRUE(verify_staged(recipe, 2).equal) << kind;
+  }
+}
+
 TEST(StagedTrainer, SaysWhyAMicroBatchCannotBeHalved) {
   const spec::Recipe recipe = staged(Family::kGpt2, Precision::kFp32, 2, "chimera-halving");
   try {

@@ -26,12 +26,33 @@ void Negotiator::all_reduce(const std::string& name, Buffer data) {
   TRIREME_CHECK(fresh, "{} is already under way", name);
   found->second = {
       .tensor = {.name = name, .type = data.type, .count = data.count}, .data = data.data, .since = Clock::now()};
+  if (options_.events != nullptr)
+    found->second.lane = kFirstCallLane + lanes_.try_emplace(name, static_cast<int>(lanes_.size())).first->second;
   poll();
 }
 
 void Negotiator::poll() {
   while (advance(/*hurry=*/false)) {
   }
+}
+
+std::vector<std::string> Negotiator::done() const {
+  std::vector<std::string> names;
+  for (const auto& [name, one] : pending_) {
+    if (one.done) names.push_back(name);
+  }
+  return names;
+}
+
+void Negotiator::tell(const Pending& tensor, const char* phase, Clock::time_point begin, Clock::time_point end) const {
+  if (options_.events == nullptr) return;
+  options_.events->span({.name = phase,
+                         .category = "negotiator",
+                         .detail = tensor.tensor.name,
+                         .rank = group_.rank(),
+                         .lane = tensor.lane,
+                         .begin = begin,
+                         .end = end});
 }
 
 void Negotiator::wait(const std::string& name) {
@@ -74,7 +95,8 @@ bool Negotiator::advance(bool hurry) {
   }
   if (hurry && settled) return true;
   if (phase_ == Phase::kIdle) {
-    if (stopped_ || (pending_.empty() && !stops_)) return settled;
+    const bool idle = pending_.empty() && !stops_ && !options_.cycles_when_idle;
+    if (stopped_ || idle) return settled;
     const Clock::time_point next = last_cycle_ + options_.cycle;
     if (Clock::now() < next) {
       if (!hurry) return settled;
@@ -232,7 +254,10 @@ void Negotiator::start_sums(const std::vector<ReadyTensor>& tensors) {
       sum.bytes += tensors[i].bytes();
       count += tensors[i].count;
     }
+    const Clock::time_point agreed = Clock::now();
+    for (const Pending* one : sum.members) tell(*one, "negotiate", one->since, agreed);
     void* data = sum.members.front()->data;
+    sum.started = agreed;
     if (sum.members.size() > 1) {
       sum.buffer.resize(sum.bytes);
       std::size_t at = 0;
@@ -241,6 +266,8 @@ void Negotiator::start_sums(const std::vector<ReadyTensor>& tensors) {
         at += one->tensor.bytes();
       }
       data = sum.buffer.data();
+      sum.started = Clock::now();
+      for (const Pending* one : sum.members) tell(*one, "fuse", agreed, sum.started);
     }
     sum.work = group_.all_reduce(Buffer{data, count, sum.members.front()->tensor.type}, Reduce::kSum);
     ++counters_.collectives;
@@ -253,11 +280,14 @@ bool Negotiator::settle_sums() {
   bool any = false;
   while (!sums_.empty() && sums_.front().work.test()) {
     Sum& sum = sums_.front();
+    const Clock::time_point summed = Clock::now();
     std::size_t at = 0;
     for (Pending* one : sum.members) {
       if (!sum.buffer.empty()) std::memcpy(one->data, sum.buffer.data() + at, one->tensor.bytes());
       at += one->tensor.bytes();
       one->done = true;
+      tell(*one, "all_reduce", sum.started, summed);
+      if (!sum.buffer.empty()) tell(*one, "unfuse", summed, Clock::now());
     }
     tuned_bytes_ += static_cast<double>(sum.bytes);
     sums_.pop_front();

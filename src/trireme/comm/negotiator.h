@@ -8,9 +8,10 @@
 // time, then by one bit for each name that is remembered (the response cache), which is one small all-reduce. Tensors
 // that are ready together are copied into a buffer of `fusion_bytes` and summed by one call.
 //
-// There is no thread behind it: cycles go on in all_reduce(), poll() and wait(). A rank that does none of these holds
-// up the others until the group's deadline names it. The group is the negotiator's alone while it lives.
-// Depends on: group.h, negotiation.h.
+// There is no thread behind it (negotiator_thread.h has one): cycles go on in all_reduce(), poll() and wait(). A rank
+// that does none of these holds up the others until the group's deadline names it. The group is the negotiator's alone
+// while it lives.
+// Depends on: base, group.h, negotiation.h.
 #pragma once
 
 #include <chrono>
@@ -22,6 +23,7 @@
 #include <string>
 #include <vector>
 
+#include "trireme/base/events.h"
 #include "trireme/comm/group.h"
 #include "trireme/comm/negotiation.h"
 
@@ -37,6 +39,10 @@ struct NegotiatorOptions {
   /// Settings to try while work goes on, each for so many cycles that summed something; empty: as given above.
   std::vector<CycleTuner::Setting> autotune;
   int autotune_samples = 5;
+  bool cycles_when_idle = false;  ///< cycles go on where this rank has nothing under way; the same on all ranks
+  /// Told what becomes of each tensor, on a lane of its own (Horovod's timeline): "negotiate", "fuse", "all_reduce" and
+  /// "unfuse", the tensor's name as detail. Borrowed; null: nobody.
+  EventSink* events = nullptr;
 };
 
 class Negotiator {
@@ -52,6 +58,10 @@ class Negotiator {
   void all_reduce(const std::string& name, Buffer data);
   /// Goes on with what can go on without waiting.
   void poll();
+  /// Goes on by one step, waiting for other ranks where that takes them.
+  void go_on() { advance(/*hurry=*/true); }
+  /// Tensors whose wait() would return, or throw, at once.
+  std::vector<std::string> done() const;
   /// A CommError where ranks gave the name different types or sizes: on every rank.
   void wait(const std::string& name);
   void wait_all();
@@ -77,6 +87,7 @@ class Negotiator {
     bool told = false, summing = false, done = false;
     std::string refused;
     Clock::time_point since;
+    int lane = 0;  // of events
   };
   /// A sum under way.
   struct Sum {
@@ -84,6 +95,7 @@ class Negotiator {
     std::vector<std::byte> buffer;  // of several
     std::size_t bytes = 0;
     Work work;
+    Clock::time_point started;
   };
 
   bool has_news() const;
@@ -95,6 +107,7 @@ class Negotiator {
   void take_answer();
   void start_sums(const std::vector<ReadyTensor>& tensors);
   bool settle_sums();
+  void tell(const Pending& tensor, const char* phase, Clock::time_point begin, Clock::time_point end) const;
   void tell_stalls(Clock::time_point now);
   void tune();
 
@@ -107,6 +120,7 @@ class Negotiator {
   std::optional<Coordinator> coordinator_;  // rank 0
   std::optional<CycleTuner> tuner_;
   std::vector<std::string> told_stalls_;
+  std::map<std::string, int> lanes_;  // of events, by tensor
   Counters counters_;
 
   Phase phase_ = Phase::kIdle;

@@ -21,28 +21,41 @@ std::string shape_of(const at::Tensor& t) {
   return fmt::format("{} [{}]", c10::toString(t.scalar_type()), fmt::join(t.sizes(), ", "));
 }
 
-void require(bool holds, const std::string& message, const std::string& hint = {}) {
-  if (!holds) throw ConfigError("attention: " + message, hint);
+/// `message` is made where it is needed only: every call of attention comes through here.
+template <typename Message>
+void require(bool holds, const Message& message, const char* hint = "") {
+  if (!holds) throw ConfigError("attention: " + message(), hint);
 }
 
 void require_tensor(const at::Tensor& t, const char* name, const at::Tensor& like, at::IntArrayRef sizes) {
   require(t.defined() && t.scalar_type() == like.scalar_type() && t.sizes() == sizes && t.device() == like.device(),
-          fmt::format("{} is {}, but with q {} it must be {} [{}]", name, shape_of(t), shape_of(like),
-                      c10::toString(like.scalar_type()), fmt::join(sizes, ", ")));
-  require(t.size(-1) == 1 || t.stride(-1) == 1,
-          fmt::format("{} has strides [{}]; its last dimension must be contiguous", name, fmt::join(t.strides(), ", ")),
-          "call contiguous() on it");
+          [&] {
+            return fmt::format("{} is {}, but with q {} it must be {} [{}]", name, shape_of(t), shape_of(like),
+                               c10::toString(like.scalar_type()), fmt::join(sizes, ", "));
+          });
+  require(
+      t.size(-1) == 1 || t.stride(-1) == 1,
+      [&] {
+        return fmt::format("{} has strides [{}]; its last dimension must be contiguous", name,
+                           fmt::join(t.strides(), ", "));
+      },
+      "call contiguous() on it");
 }
 
 void require_documents(const at::Tensor& q, const at::Tensor& k, const Attention& options) {
   const bool has_query = options.query_documents != nullptr && options.query_documents->defined();
   const bool has_key = options.key_documents != nullptr && options.key_documents->defined();
-  require(has_query == has_key, "documents are given for queries or keys only", "give both, or neither");
+  require(
+      has_query == has_key, [] { return std::string("documents are given for queries or keys only"); },
+      "give both, or neither");
   if (!has_query) return;
   const auto require_rows = [batch = q.size(0)](const at::Tensor& t, const char* name, std::int64_t length) {
     require(
         t.scalar_type() == at::kInt && t.sizes() == at::IntArrayRef{batch, length} && (length <= 1 || t.stride(1) == 1),
-        fmt::format("{} is {}; it must be Int [{}, {}] with contiguous rows", name, shape_of(t), batch, length));
+        [&] {
+          return fmt::format("{} is {}; it must be Int [{}, {}] with contiguous rows", name, shape_of(t), batch,
+                             length);
+        });
   };
   require_rows(*options.query_documents, "query_documents", q.size(1));
   require_rows(*options.key_documents, "key_documents", k.size(1));
@@ -52,18 +65,22 @@ void require_dropout(const at::Tensor& q, const at::Tensor& k, const Attention& 
   if (options.dropout == nullptr || options.dropout->p == 0) return;
   const AttentionDropout& d = *options.dropout;
   const std::int64_t batch = q.size(0);
-  require(d.p > 0 && d.p < 1, fmt::format("dropout is {}; it must be in [0, 1)", d.p));
+  require(d.p > 0 && d.p < 1, [&] { return fmt::format("dropout is {}; it must be in [0, 1)", d.p); });
   require(d.samples != nullptr && d.samples->defined() && d.samples->scalar_type() == at::kLong &&
               d.samples->sizes() == at::IntArrayRef{batch},
-          fmt::format("dropout's samples are {}; they must be Long [{}]",
-                      d.samples == nullptr ? "null" : shape_of(*d.samples), batch));
+          [&] {
+            return fmt::format("dropout's samples are {}; they must be Long [{}]",
+                               d.samples == nullptr ? "null" : shape_of(*d.samples), batch);
+          });
   const std::int64_t limit = std::int64_t{1} << 32;
   require(options.query_position >= 0 && options.key_position >= 0 && options.query_position + q.size(1) <= limit &&
               options.key_position + k.size(1) <= limit,
-          fmt::format("dropout draws for positions in [0, 2^32), not for queries from {} and keys from {}",
-                      options.query_position, options.key_position));
+          [&] {
+            return fmt::format("dropout draws for positions in [0, 2^32), not for queries from {} and keys from {}",
+                               options.query_position, options.key_position);
+          });
   require(d.first_head >= 0 && d.first_head + q.size(2) <= (1 << 24),
-          fmt::format("dropout draws for heads in [0, 2^24), not from {}", d.first_head));
+          [&] { return fmt::format("dropout draws for heads in [0, 2^24), not from {}", d.first_head); });
 }
 
 struct VisibleRun {
@@ -99,27 +116,32 @@ cpu::AttentionType attention_type(const at::Tensor& t) {
     case at::kBFloat16:
       return cpu::AttentionType::kBfloat16;
     default:
-      require(false, fmt::format("q is {}", shape_of(t)), "use float, double, bfloat16 or half");
+      require(
+          false, [&] { return fmt::format("q is {}", shape_of(t)); }, "use float, double, bfloat16 or half");
       std::abort();
   }
 }
 
 void require_attention(const AttentionArguments& a, const Attention& options) {
   const at::Tensor &q = a.q, &k = a.k;
-  require(
-      q.defined() && k.defined() && q.dim() == 4 && k.dim() == 4,
-      fmt::format("q is {} and k is {}; both must be [batch, sequence, heads, head size]", shape_of(q), shape_of(k)));
+  require(q.defined() && k.defined() && q.dim() == 4 && k.dim() == 4, [&] {
+    return fmt::format("q is {} and k is {}; both must be [batch, sequence, heads, head size]", shape_of(q),
+                       shape_of(k));
+  });
   static_cast<void>(attention_type(q));
   require(q.device().is_cpu() || q.is_cuda(),
-          fmt::format("q is on {}; there are bodies for the CPU and for CUDA", q.device().str()));
+          [&] { return fmt::format("q is on {}; there are bodies for the CPU and for CUDA", q.device().str()); });
   const std::int64_t batch = q.size(0), queries = q.size(1), heads = q.size(2), size = q.size(3);
   const std::int64_t keys = k.size(1), key_heads = k.size(2);
+  require(key_heads > 0 && heads > 0 && heads % key_heads == 0, [&] {
+    return fmt::format("q has {} heads and k has {}: queries' heads must be a multiple of keys' heads", heads,
+                       key_heads);
+  });
+  require(size > 0, [&] { return fmt::format("q is {}: the head size must be positive", shape_of(q)); });
   require(
-      key_heads > 0 && heads > 0 && heads % key_heads == 0,
-      fmt::format("q has {} heads and k has {}: queries' heads must be a multiple of keys' heads", heads, key_heads));
-  require(size > 0, fmt::format("q is {}: the head size must be positive", shape_of(q)));
-  require(keys < std::numeric_limits<std::int32_t>::max() - cpu::kAttentionKeyBlock,
-          fmt::format("k is {}: a block of keys may not exceed 2^31", shape_of(k)), "split the keys and merge");
+      keys < std::numeric_limits<std::int32_t>::max() - cpu::kAttentionKeyBlock,
+      [&] { return fmt::format("k is {}: a block of keys may not exceed 2^31", shape_of(k)); },
+      "split the keys and merge");
   require_tensor(q, "q", q, q.sizes());
   require_tensor(k, "k", q, {batch, keys, key_heads, size});
   require_tensor(a.v, "v", q, k.sizes());
@@ -133,37 +155,44 @@ void require_attention(const AttentionArguments& a, const Attention& options) {
   const at::ScalarType sum_type = q.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   require(a.lse.defined() && a.lse.scalar_type() == sum_type &&
               a.lse.sizes() == at::IntArrayRef{batch, heads, queries} && (queries <= 1 || a.lse.stride(-1) == 1),
-          fmt::format("lse is {}; it must be {} [{}, {}, {}] with its last dimension contiguous", shape_of(a.lse),
-                      c10::toString(sum_type), batch, heads, queries));
-  require(options.window >= 0, fmt::format("window is {}; it must not be negative", options.window), "0 means none");
+          [&] {
+            return fmt::format("lse is {}; it must be {} [{}, {}, {}] with its last dimension contiguous",
+                               shape_of(a.lse), c10::toString(sum_type), batch, heads, queries);
+          });
+  require(
+      options.window >= 0, [&] { return fmt::format("window is {}; it must not be negative", options.window); },
+      "0 means none");
   require_documents(q, k, options);
   require_dropout(q, k, options);
   if (options.blocks != nullptr) {
     const BlockLayout& layout = *options.blocks;
-    require(queries == keys && options.query_position == 0 && options.key_position == 0,
-            fmt::format("a block layout is of whole rows, not of {} queries from {} and {} keys from {}", queries,
-                        options.query_position, keys, options.key_position));
-    require(layout.tokens() == queries && options.first_layout_head + heads <= layout.heads(),
-            fmt::format("the block layout is of {} tokens and {} heads; the call has {} tokens and heads {} to {}",
-                        layout.tokens(), layout.heads(), queries, options.first_layout_head,
-                        options.first_layout_head + heads - 1));
+    require(queries == keys && options.query_position == 0 && options.key_position == 0, [&] {
+      return fmt::format("a block layout is of whole rows, not of {} queries from {} and {} keys from {}", queries,
+                         options.query_position, keys, options.key_position);
+    });
+    require(layout.tokens() == queries && options.first_layout_head + heads <= layout.heads(), [&] {
+      return fmt::format("the block layout is of {} tokens and {} heads; the call has {} tokens and heads {} to {}",
+                         layout.tokens(), layout.heads(), queries, options.first_layout_head,
+                         options.first_layout_head + heads - 1);
+    });
   }
 }
 
 void require_mergeable(const at::Tensor& out, const at::Tensor& lse, const at::Tensor& other_out,
                        const at::Tensor& other_lse) {
   require(out.defined() && out.dim() == 4,
-          fmt::format("out is {}; it must be [batch, sequence, heads, head size]", shape_of(out)));
+          [&] { return fmt::format("out is {}; it must be [batch, sequence, heads, head size]", shape_of(out)); });
   require(out.device().is_cpu() || out.is_cuda(),
-          fmt::format("out is on {}; there are bodies for the CPU and for CUDA", out.device().str()));
+          [&] { return fmt::format("out is on {}; there are bodies for the CPU and for CUDA", out.device().str()); });
   require_tensor(out, "out", out, out.sizes());
   require_tensor(other_out, "other_out", out, out.sizes());
   const std::int64_t batch = out.size(0), queries = out.size(1), heads = out.size(2);
   const at::ScalarType sum_type = out.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   for (const at::Tensor* t : {&lse, &other_lse}) {
-    require(t->defined() && t->scalar_type() == sum_type && t->sizes() == at::IntArrayRef{batch, heads, queries},
-            fmt::format("lse is {}; with out {} it must be {} [{}, {}, {}]", shape_of(*t), shape_of(out),
-                        c10::toString(sum_type), batch, heads, queries));
+    require(t->defined() && t->scalar_type() == sum_type && t->sizes() == at::IntArrayRef{batch, heads, queries}, [&] {
+      return fmt::format("lse is {}; with out {} it must be {} [{}, {}, {}]", shape_of(*t), shape_of(out),
+                         c10::toString(sum_type), batch, heads, queries);
+    });
   }
 }
 

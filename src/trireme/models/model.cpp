@@ -105,21 +105,20 @@ class ChainBuilder {
     constexpr std::int64_t kMany = 512;  // no model that was published has as many
     std::unique_ptr<Progress> progress;
     if (count > kMany) progress = std::make_unique<Progress>("building the model", count, "layer");
-    for (const nn::RecomputePart& part : nn::plan_of(options_.recompute, count)) {
+    const nn::RecomputePlan plan = plan_blocks(count, prefix);
+    for (const nn::RecomputePart& part : plan) {
       if (progress) progress->update(block);
       NamedLayer& entry = entries.emplace_back(NamedLayer{fmt::format("{}.{}", prefix, block), nullptr});
       wanted.push_back(wants(entry.name));
+      // How a block is wrapped depends on its place among all of them, so one that is not wanted keeps its place.
       for (; block < part.end; ++block) {
-        // How a block is wrapped depends on its place among all of them, so one that is not wanted keeps its place.
-        blocks.push_back(wanted.back() ? assembly_.block(fmt::format("{}.{}", prefix, block), block, kind) : nullptr);
+        blocks.push_back(wanted.back() ? make_block(fmt::format("{}.{}", prefix, block), block, kind, entry) : nullptr);
       }
-      entry.params = newly_used();
     }
-    nn::Recompute recompute = options_.recompute;
     // With sequence parallelism each has other tokens already.
-    if (options_.partition_activations && !options_.parallel->splits_sequence())
-      recompute.partition = options_.parallel->tensor;
-    auto wrapped = nn::recomputed(std::move(blocks), recompute);
+    const bool partitions = options_.partition_activations && !options_.parallel->splits_sequence();
+    auto wrapped =
+        nn::recomputed(std::move(blocks), plan, partitions ? options_.parallel->tensor : options_.recompute.partition);
     for (std::size_t i = 0; i < wrapped.size(); ++i) {
       if (!wanted[i]) continue;
       entries[i].layer = std::move(wrapped[i]);
@@ -142,6 +141,29 @@ class ChainBuilder {
   }
 
  private:
+  nn::RecomputePlan plan_blocks(std::int64_t count, const std::string& prefix) const {
+    if (!nn::plans_chains(options_.recompute.kind)) return nn::plan_of(options_.recompute, count);
+    std::vector<std::int64_t> stretches;
+    std::int64_t begin = 0;
+    for (std::int64_t block = 1; block <= count; ++block) {
+      const bool cut =
+          block == count ||
+          std::ranges::find(options_.chunk_begins, fmt::format("{}.{}", prefix, block)) != options_.chunk_begins.end();
+      if (cut) stretches.push_back(block - std::exchange(begin, block));
+    }
+    return nn::plan_of(options_.recompute, stretches);
+  }
+
+  /// A block of this entry, which has its parameters from then on.
+  std::unique_ptr<Layer> make_block(const std::string& name, std::int64_t number, BlockKind kind, NamedLayer& entry) {
+    auto block = assembly_.block(name, number, kind);
+    const std::vector<nn::Param*> params = newly_used();
+    for (nn::Param* param : params) {
+      if (std::ranges::find(entry.params, param) == entry.params.end()) entry.params.push_back(param);
+    }
+    return options_.adapt_block ? options_.adapt_block(name, std::move(block), params) : std::move(block);
+  }
+
   bool wants(const std::string& name) {
     names_.push_back(name);
     return !options_.only || std::ranges::find(*options_.only, name) != options_.only->end();

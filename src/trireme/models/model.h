@@ -63,6 +63,13 @@ struct BuildOptions {
   /// a loss or a measurement of its own. What crosses to the next entry must stay as it is.
   using Adapt = std::function<std::unique_ptr<nn::Layer>(const std::string& name, std::unique_ptr<nn::Layer> layer)>;
   Adapt adapt = nullptr;
+  /// Likewise each transformer block, inside of a segment that is recomputed as one; `params` are those that it uses.
+  using AdaptBlock = std::function<std::unique_ptr<nn::Layer>(const std::string& name, std::unique_ptr<nn::Layer> block,
+                                                              const std::vector<nn::Param*>& params)>;
+  AdaptBlock adapt_block = nullptr;
+  /// The entries at which chunks of a pipeline begin, but for the first. Where blocks are recomputed by a plan of a
+  /// whole chain (nn::plans_chains), each chunk has its own.
+  std::vector<std::string> chunk_begins = {};
   /// The ranks that hold the model together; borrowed by its layers.
   const nn::ParallelContext* parallel = &nn::single_rank();
 };

@@ -148,6 +148,31 @@ RecomputePlan plan_of(const Recompute& recompute, std::int64_t blocks) {
 
 namespace {
 
+/// The same parts further along the chain.
+void shift(RecomputePlan& plan, std::int64_t by) {
+  for (RecomputePart& part : plan) {
+    part.begin += by;
+    part.end += by;
+    shift(part.inside, by);
+  }
+}
+
+}  // namespace
+
+RecomputePlan plan_of(const Recompute& recompute, std::span<const std::int64_t> stretches) {
+  RecomputePlan plan;
+  std::int64_t begin = 0;
+  for (const std::int64_t blocks : stretches) {
+    RecomputePlan part = plan_of(recompute, blocks);
+    shift(part, begin);
+    plan.insert(plan.end(), part.begin(), part.end());
+    begin += blocks;
+  }
+  return plan;
+}
+
+namespace {
+
 /// The layers of a plan's parts, one each. `partition`: of Recomputed.
 std::vector<std::unique_ptr<Layer>> layers_of(const RecomputePlan& plan, std::vector<std::unique_ptr<Layer>>& blocks,
                                               comm::Group* partition) {
@@ -167,8 +192,9 @@ std::vector<std::unique_ptr<Layer>> layers_of(const RecomputePlan& plan, std::ve
 
 }  // namespace
 
-std::vector<std::unique_ptr<Layer>> recomputed(std::vector<std::unique_ptr<Layer>> blocks, const Recompute& recompute) {
-  return layers_of(plan_of(recompute, static_cast<std::int64_t>(blocks.size())), blocks, recompute.partition);
+std::vector<std::unique_ptr<Layer>> recomputed(std::vector<std::unique_ptr<Layer>> blocks, const RecomputePlan& plan,
+                                               comm::Group* partition) {
+  return layers_of(plan, blocks, partition);
 }
 
 }  // namespace trireme::nn

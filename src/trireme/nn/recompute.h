@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "trireme/comm/group.h"
@@ -56,11 +57,18 @@ struct Recompute {
 
 /// Of a chain of so many blocks; what is neither a segment nor recomputed saves.
 RecomputePlan plan_of(const Recompute& recompute, std::int64_t blocks);
+/// Of stretches of so many blocks one after the other, each planned by itself: the chunks of a pipeline.
+RecomputePlan plan_of(const Recompute& recompute, std::span<const std::int64_t> stretches);
+/// Whether plan_of() looks at a chain as a whole, so that chunks of a pipeline are planned by themselves.
+inline bool plans_chains(RecomputeKind kind) {
+  return kind == RecomputeKind::kRecursive || kind == RecomputeKind::kBudget;
+}
 
-/// Wraps a model's blocks as asked: a layer for each part of plan_of(). A null block, which another rank has, keeps its
-/// place. kSelective (AttentionShape::recompute_core) changes nothing here: blocks are built with it; kStage is in the
-/// table of a pipeline.
-std::vector<std::unique_ptr<Layer>> recomputed(std::vector<std::unique_ptr<Layer>> blocks, const Recompute& recompute);
+/// Wraps a model's blocks as planned: a layer for each part. A null block, which another rank has, keeps its place.
+/// kSelective (AttentionShape::recompute_core) changes nothing here: blocks are built with it; kStage is in the table
+/// of a pipeline. `partition`: of Recomputed.
+std::vector<std::unique_ptr<Layer>> recomputed(std::vector<std::unique_ptr<Layer>> blocks, const RecomputePlan& plan,
+                                               comm::Group* partition);
 
 /// Lengths of Chen's segments over n blocks: about sqrt(n) of them, as equal as can be.
 std::vector<std::int64_t> sqrt_segments(std::int64_t blocks);

@@ -64,6 +64,7 @@ class ScheduleFree final : public Optimizer {
         [this](const nlohmann::ordered_json& value) {
           rate_max_ = value.at("rate_max").get<double>();
           weight_sum_ = value.at("weight_sum").get<double>();
+          averaged_ = -1;  // a step that is taken again counts again
         });
   }
 

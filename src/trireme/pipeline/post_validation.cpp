@@ -116,6 +116,8 @@ void PostValidatedUpdate::keep() {
   };
   for (const nn::Param& param : optimizer_.params()) copy(param.master);
   for (const nn::StateTensor& entry : state_.tensors()) copy(entry.tensor);
+  kept_values_.clear();
+  for (const nn::StateValue& value : state_.values()) kept_values_.push_back(value.get().dump());
   steps_before_ = optimizer_.steps();
 }
 
@@ -132,7 +134,8 @@ void PostValidatedUpdate::put_back() {
     nn::publish(param);
   }
   for (const nn::StateTensor& entry : state_.tensors()) at::Tensor(entry.tensor).copy_(kept_[i++]);
-  state_.value("optim/steps").set(steps_before_);
+  i = 0;
+  for (const nn::StateValue& value : state_.values()) value.set(nlohmann::ordered_json::parse(kept_values_[i++]));
   restore_gradients();
 }
 

@@ -11,6 +11,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstddef>
+#include <string>
 #include <vector>
 
 #include "trireme/nn/state.h"
@@ -77,8 +78,9 @@ class PostValidatedUpdate {
 
   optim::Optimizer& optimizer_;
   GradientReduction& reduction_;
-  nn::State state_;               // of the optimizer
-  std::vector<at::Tensor> kept_;  // master weights, then moments
+  nn::State state_;                       // of the optimizer
+  std::vector<at::Tensor> kept_;          // master weights, then moments
+  std::vector<std::string> kept_values_;  // of the optimizer, as JSON
   bool settled_ = true;
   std::vector<at::Tensor> gradients_;  // of this step, as layers made them, while the next one's may arise already;
                                        // of those that lie apart from what layers make, DataParallel keeps them

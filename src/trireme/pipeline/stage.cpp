@@ -159,16 +159,19 @@ std::vector<std::string> held_apart(const Stage& stage) {
   return names;
 }
 
-void fetch_weights(Stage& stage, parallel::DataParallel& data_parallel) {
+void renew_layers(Stage& stage) {
   std::size_t entry = 0;
   for (Chunk& chunk : stage.chunks) {
-    for (nn::Layer*& layer : chunk.layers) {
-      std::unique_ptr<nn::Layer>& owner = stage.model->layers[entry].layer;
-      owner = data_parallel.wrap(std::move(owner), entry);
-      layer = owner.get();
-      ++entry;
-    }
+    for (nn::Layer*& layer : chunk.layers) layer = stage.model->layers[entry++].layer.get();
   }
+}
+
+void fetch_weights(Stage& stage, parallel::DataParallel& data_parallel) {
+  for (std::size_t entry = 0; entry < stage.model->layers.size(); ++entry) {
+    std::unique_ptr<nn::Layer>& layer = stage.model->layers[entry].layer;
+    layer = data_parallel.wrap(std::move(layer), entry);
+  }
+  renew_layers(stage);
 }
 
 std::int64_t bytes_of(const nn::Tensors& tensors) {

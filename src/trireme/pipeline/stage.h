@@ -101,6 +101,8 @@ std::vector<ParamHolders> holders_with(const StagePlan& plan);
 std::vector<parallel::ShardUnit> units_of(const Stage& stage);
 /// Parameters that other ranks of the pipeline hold too.
 std::vector<std::string> held_apart(const Stage& stage);
+/// After the model's layers were replaced, its chunks run the new ones.
+void renew_layers(Stage& stage);
 /// Its layers fetch their weights from now on.
 void fetch_weights(Stage& stage, parallel::DataParallel& data_parallel);
 

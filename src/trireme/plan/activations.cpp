@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "trireme/plan/stages.h"
+
 namespace trireme::plan {
 namespace {
 
@@ -100,6 +102,14 @@ double recursive_forwards(int layers) {
   return half + recursive_forwards(half) + recursive_forwards(layers - half);
 }
 
+/// Blocks of the model, or of one chunk of a pipeline: what a plan of a chain is made for.
+int planned_blocks(const Job& job, const ParallelConfig& config) {
+  const int layers = layers_of(job.shape);
+  if (config.layout.pp == 1) return layers;
+  const int chunks = stage_table(config, config.micros(job.batch), 1).chunks();
+  return std::max(1, (layers + chunks - 1) / chunks);
+}
+
 }  // namespace
 
 ActivationBytes activation_bytes(const Job& job, const ParallelConfig& config) {
@@ -170,12 +180,19 @@ ActivationBytes activation_bytes(const Job& job, const ParallelConfig& config) {
     case RecomputeKind::kStage:  // when its chunk runs again; until then its input is saved (plan/stages.h)
       out.layer = out.whole_layer;
       break;
-    case RecomputeKind::kRecursive:
+    case RecomputeKind::kRecursive: {
+      const int blocks = planned_blocks(job, config);
+      const double inputs = out.tokens * input * recursive_inputs(blocks);
       out.recomputed_layers = 1;
-      out.layer = out.tokens * input * recursive_inputs(layers) / layers;
+      if (config.layout.pp == 1) {
+        out.layer = inputs / blocks;
+      } else {  // the last block of a chunk saves, of every micro-batch in flight
+        out.layer = (inputs - out.tokens * input + out.whole_layer) / blocks;
+      }
       break;
+    }
     case RecomputeKind::kBudget: {
-      const double allowed = config.recompute_gb.value_or(0) * 1e9 / layers;
+      const double allowed = config.recompute_gb.value_or(0) * 1e9 * config.layout.pp / layers;  // of a rank's layers
       out.layer = std::clamp(allowed, std::min(out.tokens * input, out.whole_layer), out.whole_layer);
       out.recomputed_layers = out.layer < out.whole_layer ? 1 : 0;
       break;
@@ -194,7 +211,6 @@ ActivationBytes activation_bytes(const Job& job, const ParallelConfig& config) {
 }
 
 double recomputed_forwards(const Job& job, const ParallelConfig& config) {
-  const int layers = layers_of(job.shape);
   switch (config.recompute) {
     case RecomputeKind::kNone:
     case RecomputeKind::kSelective:
@@ -205,8 +221,10 @@ double recomputed_forwards(const Job& job, const ParallelConfig& config) {
     case RecomputeKind::kSqrt:
     case RecomputeKind::kStage:
       return 1;
-    case RecomputeKind::kRecursive:
-      return recursive_forwards(layers) / layers;
+    case RecomputeKind::kRecursive: {
+      const int blocks = planned_blocks(job, config);
+      return recursive_forwards(blocks) / blocks;
+    }
     case RecomputeKind::kBudget: {
       ParallelConfig full = config;
       full.recompute = RecomputeKind::kFull;

@@ -4,7 +4,7 @@
 // split as tensor, sequence and context parallelism split them. Ours to the byte (tests/train/layouts_test.cpp),
 // Megatron's by the formulas of Korthikanti et al. 2022, extended to grouped-query attention, gated MLPs, experts and
 // latents.
-// Depends on: job.
+// Depends on: job, stages (how many chunks a pipeline has).
 #pragma once
 
 #include "trireme/plan/job.h"

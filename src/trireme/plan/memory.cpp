@@ -227,14 +227,21 @@ class Account {
   }
 
   void add_activations() {
-    double layers = load_.saved_layers * activations_.layer;
+    StageLoad::Saved saved{load_.saved_layers, load_.saved_embeddings, load_.saved_heads, load_.saved_inputs};
+    const double input = activations_.hidden * activations_.between;
+    const auto bytes_of = [&](const StageLoad::Saved& one) {
+      return one.layers * activations_.layer + one.inputs * input + one.embeddings * activations_.embedding +
+             one.heads * activations_.head;
+    };
+    if (!load_.saved_at_once.empty()) saved = *std::ranges::max_element(load_.saved_at_once, {}, bytes_of);
+    double layers = saved.layers * activations_.layer;
     if (config_.offload_activations && activations_.recomputed_layers > 0) {
       const double here = std::min(layers, 2 * activations_.hidden);
       memory_.host += std::max(0.0, layers - activations_.hidden);
       layers = here;
     }
-    memory_[Use::kActivations] = layers + load_.saved_inputs * activations_.hidden * activations_.between;
-    memory_[Use::kHead] = load_.saved_embeddings * activations_.embedding + load_.saved_heads * activations_.head;
+    memory_[Use::kActivations] = layers + saved.inputs * input;
+    memory_[Use::kHead] = saved.embeddings * activations_.embedding + saved.heads * activations_.head;
   }
 
   /// Attention with relative position biases holds its scores, their gradients and one more of all pairs.

@@ -18,8 +18,8 @@ bool as_full(const StageLoad& load, const StageLoad& other) {
   return load.layers == other.layers && load.embeddings == other.embeddings && load.heads == other.heads &&
          load.saved_layers >= other.saved_layers && load.saved_embeddings >= other.saved_embeddings &&
          load.saved_heads >= other.saved_heads && load.saved_inputs >= other.saved_inputs &&
-         load.version_layers >= other.version_layers && load.version_embeddings >= other.version_embeddings &&
-         load.version_heads >= other.version_heads;
+         load.saved_at_once == other.saved_at_once && load.version_layers >= other.version_layers &&
+         load.version_embeddings >= other.version_embeddings && load.version_heads >= other.version_heads;
 }
 
 /// Micro-batches after which a schedule only repeats its middle: a multiple of every number that schedules ask for. Not

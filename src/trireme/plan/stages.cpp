@@ -114,6 +114,7 @@ class LoadWalk {
       save(share(schedule::backward_chunk(it)), -part_);
     }
     if (layers_.now > 0) most_inputs_ = std::max(most_inputs_, inputs_);
+    if (!run_again_.empty()) saved_at_once({layers_.now, embeddings_.now, heads_.now, inputs_});
     // In waves each micro in flight has weights of its own.
     if (waves_ && schedule::does_forward(it)) version(share(it.chunk), 1);
     if (waves_ && schedule::does_input_gradient(it)) version(share(schedule::backward_chunk(it)), -1);
@@ -128,6 +129,16 @@ class LoadWalk {
     layers_.add(by * passed.layers);
     embeddings_.add(passed.embedding ? by : 0);
     heads_.add(passed.head ? by : 0);
+  }
+  void saved_at_once(const StageLoad::Saved& now) {
+    const auto covers = [](const StageLoad::Saved& one, const StageLoad::Saved& other) {
+      return one.layers >= other.layers && one.embeddings >= other.embeddings && one.heads >= other.heads &&
+             one.inputs >= other.inputs;
+    };
+    std::vector<StageLoad::Saved>& all = load_.saved_at_once;
+    if (std::ranges::any_of(all, [&](const StageLoad::Saved& one) { return covers(one, now); })) return;
+    std::erase_if(all, [&](const StageLoad::Saved& one) { return covers(now, one); });
+    all.push_back(now);
   }
   /// What a chunk is run again from: of the first one tokens, as its embedding saves them.
   void save_input(const spec::ChunkShare& passed, double by) {

@@ -49,6 +49,13 @@ struct StageLoad {
   /// Where the schedule runs chunks again (R): of micro-batches that wait for that, the inputs of chunks, while others'
   /// layers are saved.
   double saved_inputs = 0;
+  /// Where the schedule runs chunks again, the most of one is not at the time of the most of another: what is saved at
+  /// once, at each time at which no other saves more of everything.
+  struct Saved {
+    double layers = 0, embeddings = 0, heads = 0, inputs = 0;
+    bool operator==(const Saved&) const = default;
+  };
+  std::vector<Saved> saved_at_once = {};
   double in_flight = 0;  ///< micro-batches, in shares of what the rank holds of one pass through the model
   /// Versions and predictions of weights beside the present ones, at most.
   double version_layers = 0, version_embeddings = 0, version_heads = 0;

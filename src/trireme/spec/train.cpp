@@ -58,7 +58,8 @@ void describe(config::Section<TrainConfig>& section) {
                 "activation recomputation (checkpointing); none; selective: the attention core; full: every block; "
                 "every: all but each recompute_every-th block; sqrt: segments of about sqrt(num_layers) blocks; "
                 "recursive: segments in segments, about log2(num_layers) saved inputs; budget: segments that recompute "
-                "least within recompute_gb; stage: everything between the boundaries of pipeline stages (GPipe)");
+                "least within recompute_gb (both for each chunk of a pipeline by itself); stage: everything between "
+                "the boundaries of pipeline stages (GPipe)");
   section
       .field("recompute_every", &TrainConfig::recompute_every,
              "with recompute = \"every\": one block in this many saves its activations")

@@ -55,21 +55,6 @@ void matrices_one_copy(RuleContext& context) {
         "set compress.kind = \"none\", or optim.kind = \"adamw\"");
 }
 
-void optimizer_steps_apart(RuleContext& context) {
-  if (!context.runs_several_steps()) return;
-  const char* hint = "set pipeline.schedule = \"1f1b\" and leave pipeline.drain_every out, or optim.kind = \"adamw\"";
-  if (updates_matrices(context) || context.run.recipe.optim.kind == OptimizerKind::kScheduleFree)
-    context.refuse(
-        "optim.kind",
-        fmt::format("{}: its step is not taken back or predicted, but this pipeline runs several steps together",
-                    quoted_optimizer(context)),
-        hint);
-  else if (context.run.recipe.optim.ema_decay)
-    context.refuse("optim.ema_decay",
-                   "averages weights after every step, but this pipeline runs several steps together",
-                   "set pipeline.schedule = \"1f1b\" and leave pipeline.drain_every out, or leave optim.ema_decay out");
-}
-
 void adafactor_tied_stages(RuleContext& context) {
   if (context.run.recipe.optim.kind == OptimizerKind::kAdafactor && context.has_stages() && context.run.shape.tied)
     context.refuse(
@@ -162,12 +147,9 @@ void noise_batch_has_steps(RuleContext& context) {
                                                   std::max<std::int64_t>(1, recipe.batch.global_batch_tokens))));
 }
 
-void layer_drop_whole_chain(RuleContext& context) {
+void layer_drop_alike(RuleContext& context) {
   const Recipe& recipe = context.run.recipe;
   if (!recipe.train.layer_keep) return;
-  const RecomputeKind kind = recipe.train.recompute;
-  const bool single = kind == RecomputeKind::kNone || kind == RecomputeKind::kSelective ||
-                      kind == RecomputeKind::kFull || kind == RecomputeKind::kEvery;
   if (recipe.train.cuda_graphs)
     context.refuse("train.layer_keep",
                    "computes other layers in every step, but train.cuda_graphs replays the same kernels",
@@ -175,20 +157,6 @@ void layer_drop_whole_chain(RuleContext& context) {
   else if (context.run.shape.experts.used())
     context.refuse("train.layer_keep", "leaves layers out of a step, but the loads of experts are counted in each",
                    "leave train.layer_keep out");
-  else if (!single)
-    context.refuse("train.layer_keep", "drops single layers, but train.recompute makes segments of several",
-                   "set train.recompute = \"full\", or leave train.layer_keep out");
-}
-
-void layer_drop_single_steps(RuleContext& context) {
-  if (!context.run.recipe.train.layer_keep || !context.has_stages()) return;
-  const bool doubled = context.run.schedule.doubled_forward;
-  if (!context.runs_several_steps() && !doubled) return;
-  context.refuse("train.layer_keep",
-                 doubled
-                     ? "leaves layers out of a micro-batch, but this pipeline runs two in one forward and back apart"
-                     : "computes other layers in every step, but this pipeline runs several steps together",
-                 "set pipeline.schedule = \"1f1b\" and leave pipeline.drain_every out, or leave train.layer_keep out");
 }
 
 void layer_gamma_is_used(RuleContext& context) {
@@ -229,11 +197,6 @@ constexpr Rule kOptimRules[] = {
     {"noise-batch-has-steps", "`batch.kind = \"noise\"` without `train.steps`",
      "the length of the run must not depend on what is measured", Because::kDefinition, RuleNeeds::kRecipe,
      noise_batch_has_steps},
-    {"optimizer-steps-apart",
-     "Muon, Adafactor, Shampoo, SOAP, schedule-free AdamW and an average of weights with pipelines that run several "
-     "steps "
-     "together",
-     "their updates are neither predicted nor taken back", Because::kNotBuilt, RuleNeeds::kRun, optimizer_steps_apart},
     {"adafactor-tied-stages", "Adafactor with pipeline stages and a tied embedding", "two stages hold the embedding",
      Because::kNotBuilt, RuleNeeds::kLayout, adafactor_tied_stages},
     {"noise-whole-model",
@@ -250,12 +213,8 @@ constexpr Rule kOptimRules[] = {
      noise_of_first_micro},
     {"noise-two-batches", "the gradient noise scale on one rank without gradient accumulation",
      "two batch sizes are compared", Because::kDefinition, RuleNeeds::kRun, noise_two_batches},
-    {"layer-drop-whole-chain", "layer dropping with CUDA graphs, experts or recomputed segments of several layers",
-     "a step computes other layers than the one before", Because::kNotBuilt, RuleNeeds::kLayout,
-     layer_drop_whole_chain},
-    {"layer-drop-single-steps",
-     "layer dropping with pipelines that run several steps together, or two micro-batches in one forward",
-     "a pass knows the layers of one step", Because::kNotBuilt, RuleNeeds::kRun, layer_drop_single_steps},
+    {"layer-drop-alike", "layer dropping with CUDA graphs or experts",
+     "a step computes other layers than the one before", Because::kNotBuilt, RuleNeeds::kLayout, layer_drop_alike},
     {"mup-is-for-adam", "muP with optimizers other than Adam, AdamW, Lion and schedule-free AdamW",
      "learning rates of other updates scale otherwise", Because::kDefinition, RuleNeeds::kLayout, mup_is_for_adam},
 };

@@ -69,6 +69,15 @@ void schedule_is_defined(RuleContext& context) {
   }
 }
 
+/// What makes one micro-batch of a step; recomputation within a budget asks for a size.
+std::string one_micro_hint(const RuleContext& context, std::int64_t rows) {
+  if (context.run.recipe.train.recompute != RecomputeKind::kBudget)
+    return "leave train.micro_batch_size out, or take xpipe";
+  std::vector<double> weights = context.layout().dp_batch_weights;
+  if (static_cast<int>(weights.size()) != context.replicas) weights.clear();
+  return fmt::format("set train.micro_batch_size = {}, or take xpipe", most_rows(rows, context.replicas, weights));
+}
+
 void predicts_each_micro(RuleContext& context) {
   const ScheduleTraits& schedule = context.run.schedule;
   const bool predicts = schedule.prediction == ScheduleTraits::Prediction::kMomentum;
@@ -80,7 +89,7 @@ void predicts_each_micro(RuleContext& context) {
                    fmt::format("makes {} micro-batches of a step, but schedule {} predicts the weights after each "
                                "one's own update",
                                micros, schedule_name(context)),
-                   "leave train.micro_batch_size out, or take xpipe");
+                   one_micro_hint(context, rows));
     return;
   }
 }
@@ -265,7 +274,7 @@ void together_delayed_scales(RuleContext& context) {
   if (!context.runs_several_steps() || context.run.recipe.precision.gemm != GemmPrecision::kFp8Delayed) return;
   const bool several = context.run.schedule.bidirectional || !context.run.recipe.pipeline.stage_ranks.empty() ||
                        context.run.recipe.pipeline.replicates_stages();
-  if (!context.run.schedule.asynchronous && !several) return;
+  if (!several && !context.run.schedule.waves) return;
   context.refuse("precision.gemm",
                  fmt::format("{}, but the scales of \"fp8-delayed\" are those of {}", several_steps(context),
                              several ? "a stage that one rank of a pipeline has" : "one version of the weights"),
@@ -423,9 +432,9 @@ constexpr Rule kPipelineRules[] = {
      "each pass takes the weights of a certain update, which would be another law with updates a step late",
      Because::kDefinition, RuleNeeds::kRun, together_delayed_update},
     {"together-delayed-scales",
-     "delayed FP8 scaling with asynchronous schedules, and with steps that run together where several ranks of a "
-     "pipeline have one stage",
-     "scales follow from all that a step has seen with one version of the weights", Because::kNotBuilt, RuleNeeds::kRun,
+     "delayed FP8 scaling with HetPipe, and with steps that run together where several ranks of a pipeline have one "
+     "stage",
+     "ranks of a stage would agree on what each has met in every step", Because::kNotBuilt, RuleNeeds::kRun,
      together_delayed_scales},
     {"together-health", "several steps between flushes with `health.spike` or `health.non_finite`",
      "weights are updated before the loss of the step is known", Because::kDefinition, RuleNeeds::kRun,

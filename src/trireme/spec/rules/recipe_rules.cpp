@@ -91,18 +91,6 @@ void recompute_stage(RuleContext& context) {
   recipe.train.recompute = RecomputeKind::kFull;
 }
 
-void recompute_plans_one_chain(RuleContext& context) {
-  Recipe& recipe = context.run.recipe;
-  const RecomputeKind kind = recipe.train.recompute;
-  if (!context.has_stages() || (kind != RecomputeKind::kBudget && kind != RecomputeKind::kRecursive)) return;
-  const bool budget = kind == RecomputeKind::kBudget;  // whose key would be left
-  context.refuse(
-      "train.recompute", "plans one chain of blocks on a rank, but layout.pp cuts it into stages",
-      fmt::format("set train.recompute = \"full\"{}, or \"stage\"", budget ? " and leave train.recompute_gb out" : ""));
-  recipe.train.recompute = RecomputeKind::kFull;
-  recipe.train.recompute_gb.reset();
-}
-
 void sequence_parallel_without_tp(RuleContext& context) {
   if (context.layout().sequence_parallel && context.layout().tp == 1)
     context.refuse("layout.sequence_parallel", "shards over layout.tp, which is 1",
@@ -249,9 +237,6 @@ constexpr Rule kRecipeRules[] = {
      replicated_stages},
     {"recompute-stage", "recomputation of stages without a pipeline, or with a schedule from a file",
      "the schedule says when a stage runs again", Because::kDefinition, RuleNeeds::kRecipe, recompute_stage},
-    {"recompute-plans-one-chain", "recomputation within a budget and recursive one with pipeline stages",
-     "segments are planned over all blocks of a model", Because::kNotBuilt, RuleNeeds::kRecipe,
-     recompute_plans_one_chain},
     {"sequence-parallel-without-tp", "sequence parallelism without tensor parallelism",
      "it shards along the ranks of tensor parallelism", Because::kDefinition, RuleNeeds::kRecipe,
      sequence_parallel_without_tp},

@@ -12,9 +12,9 @@
 #include "trireme/base/stopwatch.h"
 #include "trireme/train/diagnose/memory.h"
 #include "trireme/train/diagnose/non_finite.h"
-#include "trireme/train/engine/dropped_layers.h"
 #include "trireme/train/engine/engine.h"
 #include "trireme/train/engine/feed.h"
+#include "trireme/train/engine/layer_dropping.h"
 #include "trireme/train/engine/parallel_groups.h"
 #include "trireme/train/engine/step_graph.h"
 #include "trireme/train/engine/teacher.h"
@@ -32,10 +32,12 @@ class DataParallelEngine final : public SingleStepEngine {
         parallel_groups_(form(recipe, shape, world, length)),
         zero_(recipe.layout.zero),
         owns_model_(recipe.layout.zero == 0 && recipe.layout.offload == spec::OffloadKind::kNone),
+        dropping_(recipe, shape),
         loss_reducer_(world) {
     models::BuildOptions build = build_options(recipe);
     build.parallel = &parallel_groups_->parallel;
     build.adapt = prepare.adapt;
+    dropping_.prepare(build);
     model_ = models::build(shape, build);
     for (const nn::Param& param : model_->params) parts_.all_names.push_back(param.name);
     prepare.freeze(model_->params, parts_.all_names);
@@ -47,7 +49,7 @@ class DataParallelEngine final : public SingleStepEngine {
       model_->layers[i].layer = data_parallel_->wrap(std::move(model_->layers[i].layer), i);
     }
     teacher_ = make_teacher(recipe, shape, parallel_groups_->parallel, parallel_groups_->device);
-    if (recipe.train.layer_keep) dropped_layers_.emplace(recipe, shape, *model_);
+    dropping_.wrap(model_->layers);
     parts_.params = &data_parallel_->owned();
     parts_.mesh = &parallel_groups_->parallel.mesh;
     parts_.share = share_of(recipe, *parallel_groups_, length);
@@ -100,7 +102,7 @@ class DataParallelEngine final : public SingleStepEngine {
       }
       pass(micro, /*first=*/i == 0, losses, flops);
     }
-    if (dropped_layers_) data_parallel_->skip_units({});
+    if (dropping_.used()) data_parallel_->skip_units({});
     if (defer_losses_) {
       data_parallel_->finish();
       return {.losses = std::move(losses), .flops = flops};
@@ -120,7 +122,7 @@ class DataParallelEngine final : public SingleStepEngine {
       Micro micro = prepare(*batch, contexts);
       pass(micro, std::exchange(first, false), losses, flops);
     }
-    if (dropped_layers_) data_parallel_->skip_units({});
+    if (dropping_.used()) data_parallel_->skip_units({});
     return sum_over_ranks(losses, flops);
   }
 
@@ -133,7 +135,7 @@ class DataParallelEngine final : public SingleStepEngine {
       Micro micro = prepare(batches[i], contexts);
       pass(micro, /*first=*/i == 0, losses, flops);
     }
-    if (dropped_layers_) data_parallel_->skip_units({});
+    if (dropping_.used()) data_parallel_->skip_units({});
     data_parallel_->finish_alone();
     nn::settle(losses);
     for (const nn::LossTerm& term : losses) nn::add_term(sums, term);
@@ -171,7 +173,7 @@ class DataParallelEngine final : public SingleStepEngine {
 
  private:
   void choose_layers(const MakeContext& contexts) {
-    if (dropped_layers_) data_parallel_->skip_units(dropped_layers_->skipped(contexts()));
+    if (dropping_.used()) data_parallel_->skip_units(dropping_.skipped(contexts()));
   }
 
   struct Micro {
@@ -235,9 +237,9 @@ class DataParallelEngine final : public SingleStepEngine {
   bool owns_model_;  // what is updated is what layers compute with
   std::unique_ptr<models::Model> model_;
   std::unique_ptr<parallel::DataParallel> data_parallel_;
-  std::optional<DroppedLayers> dropped_layers_;  // train.layer_keep only
-  std::unique_ptr<Teacher> teacher_;             // null without [distill]
-  std::unique_ptr<StepGraph> graph_;             // train.cuda_graphs only
+  LayerDropping dropping_;
+  std::unique_ptr<Teacher> teacher_;  // null without [distill]
+  std::unique_ptr<StepGraph> graph_;  // train.cuda_graphs only
   std::int64_t activations_ = 0;
   nn::LossReducer loss_reducer_;
   bool defer_losses_ = false;

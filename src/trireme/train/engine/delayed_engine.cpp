@@ -17,6 +17,7 @@
 #include "trireme/train/engine/device.h"
 #include "trireme/train/engine/engine.h"
 #include "trireme/train/engine/feed.h"
+#include "trireme/train/engine/layer_dropping.h"
 #include "trireme/train/engine/pipeline_split.h"
 #include "trireme/train/engine/pipeline_table.h"
 #include "trireme/train/engine/teacher.h"
@@ -33,14 +34,16 @@ PipelineCut cut(const spec::Recipe& recipe, const spec::ModelShape& shape, std::
                       "set pipeline.split = \"count\", \"size\", or the entries that the run told, and "
                       "pipeline.stage_ranks where it told several ranks of a stage");
   }
-  const models::BuildOptions build = build_options(recipe);
+  const models::BuildOptions build = cut_options(recipe);
   return cut_pipeline(
       {.recipe = recipe, .shape = shape, .build = build, .chunks = recipe.layout.pp, .length = length, .world = world});
 }
 
-models::BuildOptions built_with(const spec::Recipe& recipe, const PrepareParams& prepare) {
-  models::BuildOptions options = build_options(recipe);
+models::BuildOptions built_with(const spec::Recipe& recipe, const PrepareParams& prepare,
+                                const LayerDropping& dropping) {
+  models::BuildOptions options = cut_options(recipe);
   options.adapt = prepare.adapt;
+  dropping.prepare(options);
   return options;
 }
 
@@ -52,11 +55,13 @@ class DelayedEngine final : public MultiStepEngine {
         world_(world),
         device_(device_of(recipe, world)),
         groups_(world, layout::Mesh({{"dp", 1}})),
-        model_(models::build(shape, built_with(recipe, prepare))),
+        dropping_(recipe, shape),
+        model_(models::build(shape, built_with(recipe, prepare, dropping_))),
         cut_(cut(recipe, shape, length, world)),
         teacher_(make_teacher(recipe, shape, nn::single_rank(), device_)),
         drain_every_(spec::steps_between_drains(recipe, /*asynchronous=*/true)) {
     TRIREME_CHECK(world.size() == 1, "delayed weights are computed on one rank, not {}", world.size());
+    dropping_.wrap(model_->layers);
     for (const nn::Param& param : model_->params) parts_.all_names.push_back(param.name);
     prepare.freeze(model_->params, parts_.all_names);
     std::vector<parallel::ShardUnit> units;
@@ -127,6 +132,7 @@ class DelayedEngine final : public MultiStepEngine {
       if (request.look) request.look(model_->params);
       sums.gradient_norm = clip_by_stage();
       request.optimizer.step({.learning_rate = rate});
+      if (request.taken) request.taken();
     }
     if (scales) {
       scales->updated(request.steps - 1);
@@ -158,6 +164,7 @@ class DelayedEngine final : public MultiStepEngine {
       if (request.look) request.look(model_->params);
       sums.gradient_norm = clip_by_stage();
       request.optimizer.step({.learning_rate = work.learning_rate});
+      if (request.taken) request.taken();
     }
     return made;
   }
@@ -201,6 +208,7 @@ class DelayedEngine final : public MultiStepEngine {
   at::Device device_;
   parallel::MeshGroups groups_;  // of one rank
   std::unique_ptr<parallel::DataParallel> data_parallel_;
+  LayerDropping dropping_;
   std::unique_ptr<models::Model> model_;
   PipelineCut cut_;
   std::unique_ptr<Teacher> teacher_;  // null without [distill]

@@ -49,6 +49,12 @@ models::BuildOptions build_options(const spec::Recipe& recipe) {
   return options;
 }
 
+models::BuildOptions cut_options(const spec::Recipe& recipe) {
+  models::BuildOptions options = build_options(recipe);
+  if (nn::plans_chains(options.recompute.kind)) options.recompute = {.kind = spec::RecomputeKind::kFull};
+  return options;
+}
+
 AnyEngine make_engine(const spec::Recipe& recipe, const spec::ModelShape& shape, comm::Group& world,
                       std::int64_t length, const PrepareParams& prepare) {
   return recipe.layout.pp > 1 ? make_pipeline_engine(recipe, shape, world, length, prepare)

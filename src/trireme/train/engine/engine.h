@@ -151,6 +151,7 @@ struct StepsRequest {
   int micros = 1;                          ///< of each step
   std::function<StepWork(int step)> work;  ///< asked for once each, in order, by every rank
   std::function<void(nn::Params&)> look;   ///< before each update; may be empty
+  std::function<void()> taken;             ///< after each that stays, while weights are its own; may be empty
   optim::Optimizer& optimizer;
   optim::LossScale* loss_scale = nullptr;  ///< fp16
   nn::Fp8History* fp8_history = nullptr;   ///< delayed FP8 scales
@@ -223,5 +224,8 @@ layout::AxisNames row_axes(const layout::Mesh& mesh);
 
 /// What layers are built with.
 models::BuildOptions build_options(const spec::Recipe& recipe);
+/// The same, with an entry of the chain for each block that a pipeline may be cut at: where blocks are recomputed by a
+/// plan of a chain, that is made for each chunk when it is known.
+models::BuildOptions cut_options(const spec::Recipe& recipe);
 
 }  // namespace trireme::train

@@ -8,6 +8,7 @@
 #include "trireme/train/engine/pipeline_table.h"
 #include "trireme/train/engine/step_driver.h"
 #include "trireme/train/engine/train_state.h"
+#include "trireme/train/engine/weight_average.h"
 
 namespace trireme::train {
 namespace {
@@ -60,6 +61,10 @@ void MultiStepDriver::run_until_drain() {
                         .micros = micros,
                         .work = prepare,
                         .look = state_.look,
+                        .taken =
+                            [this] {
+                              if (state_.average) state_.average->update();
+                            },
                         .optimizer = *state_.optimizer,
                         .loss_scale = state_.loss_scale.get(),
                         .fp8_history = state_.fp8_history.get()});

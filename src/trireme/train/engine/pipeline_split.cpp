@@ -14,7 +14,7 @@
 #include "trireme/pipeline/profile.h"
 #include "trireme/pipeline/stage.h"
 #include "trireme/spec/rules.h"
-#include "trireme/train/engine/dropped_layers.h"
+#include "trireme/train/engine/layer_dropping.h"
 
 namespace trireme::train {
 namespace {
@@ -145,7 +145,7 @@ PipelineCut cut_pipeline(const CutTask& task) {
     auto entries = profile(recipe, shape, build, names.size(), rows, length, world);
     if (recipe.train.layer_keep) {
       // Later layers are dropped more often, so later stages have more of them.
-      const std::vector<double> shares = DroppedLayers::kept_shares(recipe, shape, names);
+      const std::vector<double> shares = LayerDropping(recipe, shape).kept_shares(names);
       for (std::size_t i = 0; i < entries.size(); ++i) entries[i].seconds *= shares[i];
     }
     if (how == "time") {

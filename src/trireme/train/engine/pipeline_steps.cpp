@@ -125,6 +125,7 @@ class PipelineSteps::Progress {
               .gradient_norm;
       data_parallel.step_taken();
       data_parallel.updated();
+      if (request_.taken) request_.taken();
     } catch (const optim::NonFiniteGradients& error) {
       // Others are at other steps: they learn of it at the drain.
       if (!not_finite_) not_finite_ = {step, error.message()};
@@ -145,12 +146,14 @@ class PipelineSteps::Progress {
   bool validated(pipeline::PostValidatedUpdate& update) {
     if (!update.validated()) return false;
     norms_[settled_++] = update.result().gradient_norm;
+    if (request_.taken) request_.taken();
     return true;
   }
   void redo(pipeline::PostValidatedUpdate& update) {
     update.redo();
     redone_.push_back(settled_);
     if (!update.result().taken) skipped_.push_back(settled_);
+    if (request_.taken && update.result().taken) request_.taken();
     norms_[settled_++] = update.result().gradient_norm;
     // The forwards that run again begin with what one rank would now have.
     for (std::size_t step = settled_; step < loss_scales_.size(); ++step) loss_scales_[step] = loss_scale_now();

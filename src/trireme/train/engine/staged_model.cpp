@@ -78,7 +78,8 @@ StagedModel::StagedModel(const spec::Recipe& recipe, const spec::ModelShape& sha
       world_(world),
       parallel_groups_(form(recipe, shape, world, length)),
       pipeline_(*parallel_groups_->pipeline),
-      loss_reducer_(world) {
+      loss_reducer_(world),
+      dropping_(recipe, shape) {
   share_ = share_of(recipe, *parallel_groups_, length);
   share_.micro_batch_size = pipeline_microbatch(recipe);
   share_.lockstep = true;  // pipelines side by side reduce gradients where their tables say
@@ -92,7 +93,8 @@ StagedModel::StagedModel(const spec::Recipe& recipe, const spec::ModelShape& sha
   models::BuildOptions build = build_options(recipe);
   build.parallel = &parallel_groups_->parallel;
   build.adapt = prepare.adapt;
-  const models::BuildOptions of_whole = build_options(recipe);
+  dropping_.prepare(build);
+  const models::BuildOptions of_whole = cut_options(recipe);
   cut_ =
       cut_pipeline({.recipe = recipe,
                     .shape = shape,
@@ -106,6 +108,7 @@ StagedModel::StagedModel(const spec::Recipe& recipe, const spec::ModelShape& sha
   if (shape.experts.used() && recipe.layout.ep > 1 && recipe.pipeline.overlap_experts && !runs_several_steps(recipe))
     mixtures_ = mixtures_of(*models::build(shape, of_whole), cut_.split);
   const schedule::Schedule table = make_table(micros, steps);
+  plan_chunks(shape, build, table.chunks());
   stage_ = pipeline::build_stage({.shape = shape,
                                   .table = table,
                                   .split = cut_.split,
@@ -123,15 +126,33 @@ StagedModel::StagedModel(const spec::Recipe& recipe, const spec::ModelShape& sha
       pipeline::units_of(stage_), stage_.model->params, *parallel_groups_->groups,
       data_parallel_options(recipe, *parallel_groups_), pipeline::held_apart(stage_));
   pipeline::fetch_weights(stage_, *data_parallel_);
-  if (recipe.train.layer_keep) {
-    dropped_layers_.emplace(recipe, shape, *stage_.model);
-    std::size_t entry = 0;
-    for (pipeline::Chunk& chunk : stage_.chunks) {
-      for (nn::Layer*& layer : chunk.layers) layer = stage_.model->layers[entry++].layer.get();
-    }
-  }
+  dropping_.wrap(stage_.model->layers);
+  pipeline::renew_layers(stage_);
   prepare.fill(data_parallel_->owned());
   data_parallel_->updated();
+  // Steps that run together drop different layers: nobody knows which weights a pass will need next, so none are
+  // fetched ahead.
+  if (dropping_.used() && runs_several_steps(recipe_))
+    data_parallel_->skip_units(std::vector<bool>(stage_.model->layers.size(), true));
+}
+
+/// Where blocks are recomputed by a plan of a chain, each chunk gets one: entries are then what it makes of blocks.
+void StagedModel::plan_chunks(const spec::ModelShape& shape, models::BuildOptions& build, int chunks) {
+  if (!nn::plans_chains(build.recompute.kind)) return;
+  const std::vector<std::string> blocks = pipeline::chain_names(shape, cut_options(recipe_));
+  for (std::size_t chunk = 1; chunk < cut_.split.size(); ++chunk) {
+    build.chunk_begins.push_back(blocks[cut_.split[chunk].begin]);
+  }
+  // A micro-batch meets that many chunks of a rank, which share what they may save of it.
+  const int each = std::max(1, chunks / recipe_.layout.pp);
+  build.recompute.budget /= each;
+  try {
+    cut_.split = pipeline::split_at(pipeline::chain_names(shape, build), build.chunk_begins);
+  } catch (ConfigError& error) {
+    if (each > 1)
+      error.add_context(fmt::format("for one of {} chunks of a rank, which share train.recompute_gb", each));
+    throw;
+  }
 }
 
 /// A group for each set of stages that some parameter has on the virtual workers, in the order of the model: on all
@@ -287,8 +308,8 @@ pipeline::Micro StagedModel::micro_of(data::Batch& batch, const MakeContext& con
 StepSums StagedModel::walk(std::vector<data::Batch>& batches, const MakeContext& contexts) {
   pipeline::Executor& executor = executor_for(static_cast<int>(batches.size()));
   const auto begin = Clock::now();
+  if (dropping_.used() && !runs_several_steps(recipe_)) data_parallel_->skip_units(dropping_.skipped(contexts()));
   data_parallel_->begin_micro(/*last=*/false);
-  if (dropped_layers_) data_parallel_->skip_units(dropped_layers_->skipped(contexts()));
   const auto micro = [&](int number) {
     pipeline::Micro made = micro_of(batches[static_cast<std::size_t>(number)], contexts);
     if (wave_groups_.empty()) {
@@ -300,7 +321,7 @@ StepSums StagedModel::walk(std::vector<data::Batch>& batches, const MakeContext&
     return made;
   };
   pipeline::RunReport report = executor.run({.micro = micro, .update = [](int) {}, .keep_spans = true});
-  if (dropped_layers_) data_parallel_->skip_units({});
+  if (dropping_.used() && !runs_several_steps(recipe_)) data_parallel_->skip_units({});
   record_->add(report);
   double flops = report.steps.at(0).flops;
   std::vector<nn::LossTerm> losses = std::move(report.steps.at(0).losses);

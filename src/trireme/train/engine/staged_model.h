@@ -16,8 +16,8 @@
 
 #include "trireme/pipeline/executor.h"
 #include "trireme/pipeline/waves.h"
-#include "trireme/train/engine/dropped_layers.h"
 #include "trireme/train/engine/engine.h"
+#include "trireme/train/engine/layer_dropping.h"
 #include "trireme/train/engine/parallel_groups.h"
 #include "trireme/train/engine/pipeline_split.h"
 #include "trireme/train/engine/teacher.h"
@@ -61,6 +61,7 @@ class StagedModel {
   void sum_over_pipelines(std::span<std::vector<nn::LossTerm>> losses, std::span<double> flops);
 
  private:
+  void plan_chunks(const spec::ModelShape& shape, models::BuildOptions& build, int chunks);
   std::map<int, Engine::Passes> passes() const;
   void form_wave_groups(const schedule::Schedule& table, const models::BuildOptions& build);
   using Look = std::function<void(int chunk, const nn::Tensors& outputs)>;
@@ -72,6 +73,7 @@ class StagedModel {
   std::unique_ptr<ParallelGroups> parallel_groups_;
   comm::Group& pipeline_;
   nn::LossReducer loss_reducer_;
+  LayerDropping dropping_;
   Share share_;
   PipelineCut cut_;
   std::vector<int> mixtures_;  // by chunk, where rows travel between ranks and a step's pairs are in parts
@@ -81,7 +83,6 @@ class StagedModel {
   std::map<std::vector<int>, std::unique_ptr<comm::Group>> wave_groups_;
   std::map<std::string, std::vector<int>> wave_stages_;  // of this rank's parameters: by virtual worker
   std::unique_ptr<parallel::DataParallel> data_parallel_;
-  std::optional<DroppedLayers> dropped_layers_;            // train.layer_keep only
   std::vector<std::unique_ptr<comm::Group>> tied_groups_;  // of first_micro()
   std::vector<int> holders_;                               // by chunk: the first rank of the pipeline that holds it
   std::map<int, schedule::Schedule> tables_;               // by micros of a step
