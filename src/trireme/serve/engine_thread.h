@@ -21,6 +21,7 @@
 
 #include "trireme/http/metrics.h"
 #include "trireme/serve/engine.h"
+#include "trireme/serve/followed_engine.h"
 
 namespace trireme::serve {
 
@@ -63,6 +64,8 @@ class PendingAnswer {
 struct EngineThreadOptions {
   std::size_t max_requests = 256;            ///< sequences that run or wait
   std::function<void()> on_start = nullptr;  ///< called by the thread
+  /// Called by the thread before each step, and now and then while there is none: for engines that follow this one.
+  std::function<void(const EngineOrders& orders)> tell = nullptr;
 };
 
 class EngineThread {
