@@ -218,8 +218,8 @@ TEST(FollowedEngine, OrdersReadBackAsTheyWere) {
             std::tie(request.id, request.prompt, request.max_new_tokens, request.choice, request.stop_tokens,
                      request.logprobs, request.salt));
   EXPECT_EQ(got.sampling, request.sampling);
-  EXPECT_TRUE(orders_of(to_text({.end = true})).end);
-  EXPECT_EQ(to_text({}), "");
+  EXPECT_TRUE(orders_of(to_text(EngineOrders{.end = true})).end);
+  EXPECT_EQ(to_text(EngineOrders{}), "");
 }
 
 /// Rank 0 is asked in the middle of everything, cancels, and ends; the others have the same scheduler at the end.
