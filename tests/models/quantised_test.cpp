@@ -70,7 +70,9 @@ TEST_F(Quantised, FoldersOfEveryFamilyReadBackAsTheBitsThatWereMeant) {
         ASSERT_TRUE(codes) << param.name;
         EXPECT_TRUE(at::equal(codes->values.view(at::kByte), meant.values.view(at::kByte))) << param.name;
         EXPECT_TRUE(at::equal(codes->scales.view({-1}), meant.scales.view({-1}))) << param.name;
-        if (meant.zeros.defined()) EXPECT_TRUE(at::equal(codes->zeros, meant.zeros)) << param.name;
+        if (meant.zeros.defined()) {
+          EXPECT_TRUE(at::equal(codes->zeros, meant.zeros)) << param.name;
+        }
       }
     }
   }

@@ -98,7 +98,9 @@ TEST(DraftModel, GivesTheVeryTokensThatComeWithoutIt) {
         if (draft == same.get()) {
           // It draws with the model's numbers, so that at any temperature it says the same.
           EXPECT_GT(got.share, 0.95);
-          if (options.kv_tokens == kSmall.kv_tokens) EXPECT_LT(got.steps, accepted(plain).steps * 3 / 4);
+          if (options.kv_tokens == kSmall.kv_tokens) {
+            EXPECT_LT(got.steps, accepted(plain).steps * 3 / 4);
+          }
         } else {
           EXPECT_LT(got.share, 0.7);
         }

@@ -50,7 +50,9 @@ TEST(StreamPlan, NeverTakesMoreThanTheArena) {
       for (const std::string& name : plan.streamed) {
         EXPECT_LE(std::ranges::find(units, name, &StreamUnit::name)->bytes, plan.buffer_bytes);
       }
-      if (arena >= all) EXPECT_EQ(plan.streamed_bytes, 0);
+      if (arena >= all) {
+        EXPECT_EQ(plan.streamed_bytes, 0);
+      }
     }
   }
   EXPECT_THROW(plan_stream({{"layers.0", 40}, {"layers.1", 39}}, 70), ConfigError);
