@@ -101,7 +101,7 @@ TEST(ParallelGeneration, StagesOfTensorRanksAndReplicasGiveTheTokensOfOneRank) {
 }
 
 TEST(ParallelGeneration, ExpertsOverReplicasGiveTheTokensOfOneRank) {
-  for (const std::string name : {"mixtral", "qwen3_moe", "qwen2_moe", "deepseek_v3"}) {
+  for (const std::string name : {"qwen3_moe", "qwen2_moe", "deepseek_v3"}) {
     SCOPED_TRACE(name);
     GenerateRequest request = spread_request(name, 7);
     const TokenLists expected = on_ranks(request, 1);
@@ -142,7 +142,7 @@ TEST(ParallelGeneration, WhatDoesNotGoTogetherIsNamed) {
   refused(request, 3, "3 ranks are no multiple of pp 2 x dp 1");
   request.layout = {.pp = 3};
   refused(request, 3, "3 pipeline stages");
-  request = spread_request("mixtral", 2);
+  request = spread_request("qwen3_moe", 2);
   request.layout = {.pp = 2, .dp = 2, .ep = 2};
   refused(request, 4, "do not go together");
 }
@@ -160,7 +160,7 @@ std::map<std::int64_t, nlohmann::json> lines_of(const fs::path& path) {
 }
 
 TEST_F(Batches, OfReplicasHaveTheLinesOfOneRank) {
-  for (const std::string name : {"llama", "mixtral"}) {
+  for (const std::string name : {"llama", "qwen3_moe"}) {
     const fs::path input = folder_ / "in.jsonl";
     {
       std::ofstream file(input);
@@ -187,7 +187,7 @@ TEST_F(Batches, OfReplicasHaveTheLinesOfOneRank) {
     EXPECT_EQ(alone.size(), 14u);
     request.model.layout.dp = 2;
     EXPECT_EQ(run("two", 2), alone);
-    if (name == "mixtral") {
+    if (name == "qwen3_moe") {
       request.model.layout.ep = 2;
       EXPECT_EQ(run("shared", 2), alone);
     }
