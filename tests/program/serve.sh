@@ -28,7 +28,7 @@ grep -q '6 lines, 3 of them there already' "$work/again.log" || fail "it did not
 cmp <(sort "$work/whole.jsonl") <(sort "$work/cut.jsonl") || fail "a batch that was cut ends with other lines"
 
 "$program" serve "$model" --tokenizer bytes --chat-template "$work/chat.jinja" --port 0 --api-key secret --name tiny \
-  --schedule-log "$work/schedule" > "$work/serve.log" 2> "$work/errors.log" &
+  --max-requests 256 --schedule-log "$work/schedule" > "$work/serve.log" 2> "$work/errors.log" &
 server=$!
 url=
 for _ in $(seq 300); do
@@ -47,9 +47,9 @@ if python3 -c 'import openai' 2> /dev/null; then
   timeout 120 python3 "$source/tests/program/openai_client.py" "$url" secret tiny || fail "the official client"
   client=ran
 fi
-kill -TERM "$server"
+timeout 300 python3 "$source/tests/program/serve_load.py" "$url" secret tiny "$server" > "$work/load.log" 2>&1 || fail "a load"
 status=0
-wait "$server" || status=$?
+wait "$server" || status=$?  # the load has told it to end
 server=
 [ "$status" = 0 ] || fail "SIGTERM ended the server with $status"
 grep -q '^options tokens' "$work/schedule" || fail "no log of the scheduler"

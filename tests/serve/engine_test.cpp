@@ -120,6 +120,29 @@ TEST(Engine, PreemptionChangesNothing) {
   EXPECT_GT(engine.scheduler().totals().preemptions, 3);
 }
 
+TEST(Engine, AnOffloadedKvCacheChangesNothingAndSavesRecomputation) {
+  for (const spec::Family family : {spec::Family::kLlama, spec::Family::kDeepseekV3}) {
+    const auto model = tiny_model(family);
+    const auto requests = mixed_requests(40, model->shape);
+    const auto alone = answer_alone(*model, requests);
+    std::vector<std::int64_t> computed;
+    for (const std::int64_t offload : {0, 4 * 16, 64 * 16}) {
+      Engine engine(*model, {.max_batch_tokens = 40,
+                             .max_sequences = 12,
+                             .prefill_chunk = 16,
+                             .kv_tokens = 8 * 16,
+                             .kv_offload_tokens = offload,
+                             .prefix_cache = false});
+      EXPECT_EQ(first_difference(answer(engine, requests), alone), "none") << offload;
+      EXPECT_GT(engine.scheduler().totals().preemptions, 3);
+      EXPECT_EQ(engine.scheduler().offloaded_blocks(), 0);
+      computed.push_back(engine.scheduler().totals().prefill_tokens);
+    }
+    EXPECT_LT(computed[1], computed[0]);
+    EXPECT_LE(computed[2], computed[1]);
+  }
+}
+
 TEST(Engine, HoldsForEveryFamilyAndForBfloat16) {
   for (const spec::Family family : {spec::Family::kGpt2, spec::Family::kQwen3, spec::Family::kDeepseekV3}) {
     for (const nn::Precision precision : {nn::Precision::kFp32, nn::Precision::kBf16}) {
@@ -187,11 +210,13 @@ TEST(Engine, ACancelledRequestIsSilentAndItsBlocksAreFree) {
 }
 
 /// Says what it is told to, whatever the text.
-class ScriptedDrafter final : public Drafter {
+class ScriptedDrafter final : public TextDrafter {
  public:
   explicit ScriptedDrafter(std::function<std::vector<std::int64_t>(std::span<const std::int64_t>)> say)
       : say_(std::move(say)) {}
-  std::vector<std::int64_t> draft(std::span<const std::int64_t> tokens, std::size_t) override { return say_(tokens); }
+  std::vector<std::int64_t> continue_text(std::span<const std::int64_t> tokens, std::size_t) override {
+    return say_(tokens);
+  }
   std::size_t depth() const override { return 4; }
 
  private:
@@ -247,10 +272,10 @@ TEST(Speculation, GivesTheVeryTokensAndBitsThatComeWithoutIt) {
 TEST(Speculation, NgramsProposeWhatFollowedLastTime) {
   const auto drafter = ngram_drafter({.most = 3, .longest = 3, .least = 2});
   const std::vector<std::int64_t> text{1, 2, 3, 4, 5, 9, 1, 2, 3, 7, 8, 1, 2, 3};
-  EXPECT_THAT(drafter->draft(text, 3), testing::ElementsAre(7, 8, 1));
-  EXPECT_THAT(drafter->draft(text, 1), testing::ElementsAre(7));
-  EXPECT_TRUE(drafter->draft(std::vector<std::int64_t>{1, 2, 3, 4}, 3).empty());
-  EXPECT_TRUE(drafter->draft(std::vector<std::int64_t>{1}, 3).empty());
+  EXPECT_THAT(drafter->continue_text(text, 3), testing::ElementsAre(7, 8, 1));
+  EXPECT_THAT(drafter->continue_text(text, 1), testing::ElementsAre(7));
+  EXPECT_TRUE(drafter->continue_text(std::vector<std::int64_t>{1, 2, 3, 4}, 3).empty());
+  EXPECT_TRUE(drafter->continue_text(std::vector<std::int64_t>{1}, 3).empty());
 }
 
 }  // namespace

@@ -1,13 +1,19 @@
 // Matrices in fewer bits: the engine computes with exactly what they stand for.
+#include "trireme/models/quantised_tensors.h"
 #include "trireme/serve/quantise_model.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "tests/errors.h"
+#include "tests/files.h"
 #include "tests/models/support.h"
 #include "trireme/base/error.h"
+#include "trireme/comm/rank.h"
+#include "trireme/models/matrix_codec.h"
 #include "trireme/serve/engine.h"
+#include "trireme/serve/generate.h"
+#include "trireme/serve/rank_model.h"
 
 namespace trireme::serve {
 namespace {
@@ -41,7 +47,7 @@ TEST(QuantiseModel, ComputesWithWhatTheFewBitsStandFor) {
       models::fill(*plain, nn::Precision::kFp32, 3);
       std::size_t matrices = 0;
       for (nn::Param& param : plain->params) {
-        if (!is_quantised(param)) continue;
+        if (!models::is_quantisable(param)) continue;
         ++matrices;
         param.value.copy_(kernels::dequantise_weight(kernels::quantise_weight(param.value, how)));
       }
@@ -57,6 +63,67 @@ TEST(QuantiseModel, ComputesWithWhatTheFewBitsStandFor) {
       }
     }
   }
+}
+
+class QuantisedFolder : public OwnFolder {};
+
+TEST_F(QuantisedFolder, GeneratesWhatItsCodesStandForOnOneRankAndOnTwo) {
+  using models::CodecOptions;
+  for (const std::string name : {"llama", "gpt2"}) {
+    for (const CodecOptions& how :
+         {CodecOptions{.format = WeightFormat::kInt8}, CodecOptions{.format = WeightFormat::kE4m3},
+          CodecOptions{.format = WeightFormat::kInt4, .group = 8}}) {
+      SCOPED_TRACE(name + std::to_string(static_cast<int>(how.format)));
+      const auto model = models::load_published(formats::HfDirectory(models::fixture(name)), {});
+      const auto path = folder_ / (name + std::to_string(static_cast<int>(how.format)));
+      const auto read = [](const nn::Param& param, std::int64_t begin, std::int64_t end) {
+        return param.master.view({-1}).narrow(0, begin, end - begin);
+      };
+      models::save_published(*model, path, formats::Dtype::kF32, read, {}, models::make_codec(how).get());
+      const GenerateRequest request{.model = path, .prompts = {{1, 2, 3, 4}, {50, 60}}, .tokens = 8};
+      const auto generated = [&](int ranks) {
+        TokenLists added;
+        comm::run_ranks(ranks, [&](comm::Rank& rank) {
+          auto mine = generate(request, rank.world());
+          if (rank.rank() == 0) added = std::move(mine);
+        });
+        return added;
+      };
+      const auto plain = models::load_published(formats::HfDirectory(path), {});  // dequantised
+      EXPECT_EQ(generated(1), continue_prompts(*plain, request));
+      if (name == "llama" && how.format == WeightFormat::kInt4) {  // 20 of 40 inputs
+        EXPECT_THAT(message_of([&] { generated(2); }), testing::HasSubstr("no whole groups of 8"));
+      } else {
+        EXPECT_EQ(generated(2), generated(1));
+      }
+      comm::run_ranks(1, [&](comm::Rank& rank) {
+        const auto opened = open_rank_model({.model = path}, rank.world());
+        ASSERT_NE(opened->quantised(), nullptr);
+        EXPECT_EQ(opened->quantised()->size(), static_cast<std::size_t>(4 * opened->model().shape.num_layers));
+        EXPECT_THROW(open_rank_model({.model = path, .weights = WeightBits::kInt8}, rank.world()), ConfigError);
+      });
+    }
+  }
+}
+
+TEST_F(QuantisedFolder, RoundsAsTheModelIsWhenItIsOpenedWithTheSameBits) {
+  const GenerateRequest request{.model = models::fixture("llama"),
+                                .prompts = {{1, 2, 3, 4}, {50, 60}},
+                                .tokens = 8,
+                                .weights = WeightBits::kInt8};
+  auto model = models::load_published(formats::HfDirectory(models::fixture("llama")), {});
+  const auto path = folder_ / "int8";
+  const auto read = [](const nn::Param& param, std::int64_t begin, std::int64_t end) {
+    return param.master.view({-1}).narrow(0, begin, end - begin);
+  };
+  models::save_published(*model, path, formats::Dtype::kF32, read, {},
+                         models::make_codec({.format = WeightFormat::kInt8}).get());
+  comm::run_ranks(1, [&](comm::Rank& rank) {
+    GenerateRequest stored = request;
+    stored.model = path;
+    stored.weights = WeightBits::kSame;
+    EXPECT_EQ(generate(stored, rank.world()), generate(request, rank.world()));
+  });
 }
 
 TEST(QuantiseModel, NamesTheMatrixThatGroupsDoNotDivide) {

@@ -89,6 +89,32 @@ TEST(Scheduler, PreemptsTheYoungestAndRecomputesWhatItHadGenerated) {
   EXPECT_EQ(scheduler.pool().count(0), (BlockPool::Count{.all = 4, .free = 4}));
 }
 
+TEST(Scheduler, WhatAPreemptedSequenceHadIsCopiedAwayAndBack) {
+  SchedulerOptions options = options_with(4);
+  options.prefix_cache = false;
+  options.offload_blocks = 8;
+  Scheduler scheduler(options);
+  ASSERT_FALSE(scheduler.add({.id = 0, .prompt = counting(30), .max_new_tokens = 20}));
+  ASSERT_FALSE(scheduler.add({.id = 1, .prompt = counting(20), .max_new_tokens = 6}));
+  StepPlan preempting, restoring;
+  std::int64_t prefill = 0;
+  while (!scheduler.idle()) {
+    const StepPlan plan = take_step(scheduler);
+    scheduler.check();
+    if (!plan.offloaded.empty()) preempting = plan;
+    if (!plan.restored.empty()) restoring = plan;
+    for (const PlannedSequence& one : plan.sequences) prefill += one.query_len > 1 ? one.query_len : 0;
+  }
+  ASSERT_EQ(preempting.offloaded.size(), 1u);
+  EXPECT_EQ(preempting.offloaded[0].id, 1u);
+  EXPECT_EQ(preempting.preempted, std::vector<RequestId>{1});
+  ASSERT_EQ(restoring.restored.size(), 1u);
+  EXPECT_EQ(restoring.restored[0].blocks.size(), preempting.offloaded[0].blocks.size());
+  EXPECT_EQ(prefill, 50);  // each prompt once
+  EXPECT_GT(scheduler.totals().restored_tokens, 20);
+  EXPECT_EQ(scheduler.offloaded_blocks(), 0);
+}
+
 TEST(Scheduler, CancellingFreesTheBlocksAtOnce) {
   Scheduler scheduler(options_with(8));
   ASSERT_FALSE(scheduler.add({.id = 0, .prompt = counting(40), .max_new_tokens = 8}));
@@ -188,6 +214,8 @@ Trace random_trace(std::uint64_t seed, bool keep_log) {
   options.prefill_chunk = 1 + below(40);
   options.prefix_cache = below(4) != 0;
   options.hash_bits = below(2) == 0 ? 64 : static_cast<int>(below(9));
+  if (options.groups.size() == 1 && below(2) == 0) options.offload_blocks = 1 + below(12);
+  std::map<RequestId, std::int64_t> elsewhere;  // blocks of each sequence in other memory
   std::ostringstream log;
   LoggedScheduler logged(options, keep_log ? &log : nullptr);
   const Scheduler& scheduler = logged.scheduler();
@@ -220,6 +248,7 @@ Trace random_trace(std::uint64_t seed, bool keep_log) {
       auto victim = alive.begin();
       std::advance(victim, below(alive.size()));
       EXPECT_TRUE(logged.cancel(victim->first));
+      elsewhere.erase(victim->first);
       alive.erase(victim);
       ++cancelled;
       scheduler.check();
@@ -231,6 +260,21 @@ Trace random_trace(std::uint64_t seed, bool keep_log) {
     const RequestId oldest = alive.begin()->first;
     const StepPlan plan = logged.plan();
     scheduler.check();
+    for (const BlockCopy& copy : plan.offloaded) {
+      EXPECT_TRUE(elsewhere.emplace(copy.id, static_cast<std::int64_t>(copy.blocks.size())).second);
+      EXPECT_EQ(copy.first, 0);
+    }
+    for (const BlockCopy& copy : plan.restored) {  // what it gets back is there, and goes to its own blocks
+      EXPECT_EQ(copy.first + static_cast<std::int64_t>(copy.blocks.size()), elsewhere[copy.id]);
+      const auto& table = scheduler.tables(copy.id)[0].blocks;
+      EXPECT_TRUE(std::equal(copy.blocks.begin(), copy.blocks.end(), table.begin() + copy.first));
+    }
+    for (const RequestId id : plan.admitted) {
+      if (scheduler.is_running(id)) elsewhere.erase(id);
+    }
+    std::int64_t all_elsewhere = 0;
+    for (const auto& [id, blocks] : elsewhere) all_elsewhere += blocks;
+    EXPECT_EQ(all_elsewhere, scheduler.offloaded_blocks());
     EXPECT_LE(plan.tokens, options.max_batch_tokens);
     EXPECT_LE(static_cast<std::int64_t>(plan.sequences.size()), options.max_sequences);
     std::vector<StepResult> results(plan.sequences.size());
@@ -306,10 +350,10 @@ TEST(Scheduler, ALogGivesTheSamePlansAgain) {
     EXPECT_EQ(replay(log).plans, trace.steps);
   }
   std::istringstream wrong(
-      "options tokens 8 sequences 2 chunk 8 prefix 1 hash 64 groups 0x9\n"
+      "options tokens 8 sequences 2 chunk 8 prefix 1 hash 64 offload 0 groups 0x9\n"
       "add 0 max 2 salt x prompt 1,2,3\nplan 0:0+2s admits 0\n");
   EXPECT_THROW(replay(wrong), InternalError);
-  std::istringstream torn("options tokens 8 sequences 2 chunk 8 prefix 1 hash 64 groups 0x9\nadd 0 max");
+  std::istringstream torn("options tokens 8 sequences 2 chunk 8 prefix 1 hash 64 offload 0 groups 0x9\nadd 0 max");
   EXPECT_THROW(replay(torn), ConfigError);
 }
 

@@ -1,11 +1,13 @@
 #include "trireme/checkpoint/open_model.h"
 
+#include <ATen/ops/empty.h>
 #include <fmt/format.h>
 
 #include "trireme/base/error.h"
 #include "trireme/checkpoint/run_folder.h"
 #include "trireme/checkpoint/stored_weights.h"
 #include "trireme/models/published.h"
+#include "trireme/models/quantised_tensors.h"
 
 namespace trireme::checkpoint {
 namespace {
@@ -38,16 +40,29 @@ spec::ModelShape stored_shape(const fs::path& path) {
   throw ConfigError(fmt::format("the recipe in {} has no model", path.string()));
 }
 
+bool is_quantised(const fs::path& path) {
+  return is_published(path) && models::quantised_format(formats::read_hf_config(path / "config.json")).has_value();
+}
+
 OpenedModel open_model(const fs::path& path, const OpenOptions& options) {
-  const StoredWeights weights(path, options.shape);
-  OpenedModel opened{.recipe = weights.recipe(), .tokenizer = weights.tokenizer(), .what = weights.what()};
-  opened.model = models::build(weights.model().shape, options.build);
+  const auto weights = std::make_shared<const StoredWeights>(path, options.shape);  // shared: with who reads the rest
+  OpenedModel opened{.model = models::build(weights->model().shape, options.build),
+                     .recipe = weights->recipe(),
+                     .tokenizer = weights->tokenizer(),
+                     .what = weights->what(),
+                     .weights = weights};
   if (!options.masters) {
     for (nn::Param& param : opened.model->params) param.has_master = false;
   }
+  for (nn::Param& param : opened.model->params) {
+    if (!options.left_out || !options.left_out(param)) continue;
+    const at::TensorOptions there = at::TensorOptions().device(options.device);
+    param.master = at::empty({0}, there.dtype(nn::master_type(options.precision, param)));
+    param.value = at::empty({0}, there.dtype(nn::compute_type(options.precision)));
+  }
   nn::allocate(opened.model->params, options.precision, options.device);
-  weights.fill(opened.model->params);
-  weights.fill(opened.model->balance);
+  weights->fill(opened.model->params);
+  weights->fill(opened.model->balance);
   return opened;
 }
 

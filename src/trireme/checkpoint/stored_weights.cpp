@@ -119,6 +119,14 @@ at::Tensor StoredWeights::read_published(const nn::Param& param, std::int64_t be
     const std::int64_t first = tensor.first_row * row;
     const std::int64_t from = std::max(begin, first), until = std::min(end, first + tensor.rows * row);
     if (from >= until) continue;
+    if (models::find_codes(*directory_, tensor.name) != nullptr) {
+      if (whole_.tensor != &tensor) {
+        whole_ = {};  // one at a time
+        whole_ = {&tensor, models::dequantise(models::read_codes(*directory_, tensor))};
+      }
+      parts.push_back(whole_.rows.view({-1}).narrow(0, from - first, until - from));
+      continue;
+    }
     const formats::HfTensor& found = directory_->tensor(tensor.name);
     if (!tensor.transposed) {
       parts.push_back(models::stored_elements(*directory_, found, from - first, until - first));
@@ -127,14 +135,20 @@ at::Tensor StoredWeights::read_published(const nn::Param& param, std::int64_t be
                                                static_cast<std::size_t>(until - from) * element));
       continue;
     }
-    if (transposed_.tensor != &tensor) {
-      transposed_ = {};  // one at a time
-      transposed_ = {
+    if (whole_.tensor != &tensor) {
+      whole_ = {};  // one at a time
+      whole_ = {
           &tensor,
           models::stored_elements(*directory_, found, 0, tensor.rows * row).view({row, tensor.rows}).t().contiguous()};
       found.file->forget(found.bytes());
     }
-    parts.push_back(transposed_.rows.view({-1}).narrow(0, from - first, until - from));
+    parts.push_back(whole_.rows.view({-1}).narrow(0, from - first, until - from));
+  }
+  // Matrices in fewer bits are float, whatever those beside them are.
+  const bool mixed =
+      std::ranges::any_of(parts, [&](auto& part) { return part.scalar_type() != parts[0].scalar_type(); });
+  for (at::Tensor& part : parts) {
+    if (mixed) part = part.to(at::kFloat);
   }
   at::Tensor out = parts.size() == 1 ? parts[0] : at::cat(parts);
   TRIREME_CHECK(out.numel() == end - begin, "elements {} to {} of {} are {} stored ones", begin, end, param.name,
@@ -149,23 +163,44 @@ void StoredWeights::fill(nn::moe::Balance& balance) const {
   if (!state.tensors().empty()) load(*stored_, state, What::kWeights);
 }
 
+void StoredWeights::read_into(const nn::Param& param, at::Tensor& to) const {
+  at::Tensor flat = to.view({-1});
+  for (const layout::ContiguousRun& run : layout::runs(param.placement)) {
+    for (layout::Index at = 0; at < run.count; at += kElementsAtOnce) {
+      const layout::Index count = std::min(kElementsAtOnce, run.count - at);
+      flat.narrow(0, run.local + at, count).copy_(read(param, run.global + at, run.global + at + count));
+    }
+  }
+}
+
+std::optional<kernels::QuantisedWeight> StoredWeights::quantised(const nn::Param& param) const {
+  if (!directory_) return std::nullopt;
+  std::vector<const models::PublishedTensor*> parts;
+  for (const models::PublishedTensor& tensor : tensors_) {
+    if (tensor.param->name == param.name) parts.push_back(&tensor);
+  }
+  auto whole = models::read_quantised(*directory_, parts);
+  if (whole) return models::part_of(*whole, param.placement);
+  return std::nullopt;
+}
+
+bool StoredWeights::is_quantised() const { return directory_ && models::quantised_format(directory_->config()); }
+
 void StoredWeights::fill(nn::Params& params) const {
-  if (stored_ && average_ == StoredAverage::kNone) {
+  const auto has_memory = [](const nn::Param& param) { return param.master.numel() > 0; };
+  const bool whole = std::ranges::all_of(params, has_memory);
+  if (stored_ && average_ == StoredAverage::kNone && whole) {
     nn::State state;
     nn::add_params(state, params);
     load(*stored_, state, What::kWeights);
   } else {
     for (nn::Param& param : params) {
-      at::Tensor master = param.master.view({-1});
-      for (const layout::ContiguousRun& run : layout::runs(param.placement)) {
-        for (layout::Index at = 0; at < run.count; at += kElementsAtOnce) {
-          const layout::Index count = std::min(kElementsAtOnce, run.count - at);
-          master.narrow(0, run.local + at, count).copy_(read(param, run.global + at, run.global + at + count));
-        }
-      }
+      if (has_memory(param)) read_into(param, param.master);
     }
   }
-  for (nn::Param& param : params) nn::publish(param);
+  for (nn::Param& param : params) {
+    if (has_memory(param)) nn::publish(param);
+  }
 }
 
 }  // namespace trireme::checkpoint

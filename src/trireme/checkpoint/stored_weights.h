@@ -14,6 +14,7 @@
 #include "trireme/formats/checkpoint_folder.h"
 #include "trireme/formats/hf_directory.h"
 #include "trireme/models/published.h"
+#include "trireme/models/quantised_tensors.h"
 #include "trireme/spec/recipe.h"
 
 namespace trireme::checkpoint {
@@ -48,8 +49,14 @@ class StoredWeights {
   StoredAverage average() const { return average_; }
   /// Elements [begin, end) of one of model()'s parameters, row by row, flat, in the type they are stored in.
   at::Tensor read(const nn::Param& param, std::int64_t begin, std::int64_t end) const;
-  /// This rank's part of parameters that are allocated, under any layout, and publishes them.
+  /// This rank's part of those parameters that have memory, under any layout, and publishes them.
   void fill(nn::Params& params) const;
+  /// The same of one of them, to memory of its size and of any type.
+  void read_into(const nn::Param& param, at::Tensor& to) const;
+  /// Whether matrices are stored in int8, int4 or FP8 with scales of rows or groups (models/quantised_tensors.h).
+  bool is_quantised() const;
+  /// This rank's part of a matrix as it is stored; nothing where that is not in fewer bits, or in an order of its own.
+  std::optional<kernels::QuantisedWeight> quantised(const nn::Param& param) const;
   /// The biases of routers, of the layers that are there.
   void fill(nn::moe::Balance& balance) const;
 
@@ -65,11 +72,11 @@ class StoredWeights {
   std::optional<std::string> tokenizer_;
   StoredAverage average_ = StoredAverage::kNone;
   std::string what_;
-  struct Transposed {
+  struct Whole {
     const models::PublishedTensor* tensor = nullptr;
     at::Tensor rows;
   };
-  mutable Transposed transposed_;  // the last tensor that is published transposed, as our rows
+  mutable Whole whole_;  // the last tensor that is published transposed or in fewer bits, as our rows
 };
 
 }  // namespace trireme::checkpoint

@@ -35,6 +35,7 @@ void add_tokenize_command(Command& app, Context& context);
 void add_verify_command(Command& app, Context& context);
 void add_eval_command(Command& app, Context& context);
 void add_convert_command(Command& app, Context& context);
+void add_quantize_command(Command& app, Context& context);
 void add_inspect_command(Command& app, Context& context);
 void add_tour_command(Command& app, Context& context);
 void add_recipe_command(Command& app, Context& context);
@@ -94,6 +95,7 @@ inline constexpr AddCommand kCommands[] = {
     &add_inspect_command,
     &add_verify_command,
     &add_convert_command,
+    &add_quantize_command,
     &add_recipe_command,
     &add_schedule_command,
     &add_cluster_command,

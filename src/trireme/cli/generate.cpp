@@ -12,6 +12,7 @@
 #include "trireme/cli/commands.h"
 #include "trireme/cli/program.h"
 #include "trireme/cli/runtime_commands.h"
+#include "trireme/cli/serving_options.h"
 #include "trireme/cli/start_ranks.h"
 #include "trireme/data/tokenizer/tokenizer.h"
 #include "trireme/formats/checkpoint_folder.h"
@@ -25,8 +26,7 @@ struct GenerateOptions {
   serve::GenerateRequest request;
   fs::path ids, input, output;
   std::string model, hf, prompt, tokenizer;
-  int tp = 1;
-  std::size_t ngram = 0;
+  ServingOptions serving;
   bool has_prompt = false, varies = false, launches = false;
 };
 
@@ -47,7 +47,10 @@ std::string tokenizer_of(const fs::path& model) {
 /// On as many ranks as --tp says, or as a launcher has started; what rank 0 has.
 formats::TokenLists generate(GenerateOptions& options) {
   spec::Recipe recipe;
-  recipe.comm.ranks = options.tp;
+  recipe.comm.ranks = options.serving.ranks();
+  options.request.layout = options.serving.layout;
+  options.request.weight_arena_bytes = options.serving.weight_arena_bytes();
+  options.request.speculation = options.serving.speculation();
   options.request.local_ranks = local_ranks(recipe);
   const serve::Commands& commands = load_serve();
   formats::TokenLists added;
@@ -90,8 +93,13 @@ int run_batch(const GenerateOptions& options, Context& context) {
   if (options.output.empty()) throw ConfigError("--input needs a file for the answers", "give --output FILE");
   const serve::GenerateRequest& of = options.request;
   spec::Recipe recipe;
-  recipe.comm.ranks = options.tp;
-  const serve::BatchRequest request{.model = {of.model, of.precision, of.device, of.weights},
+  recipe.comm.ranks = options.serving.ranks();
+  const serve::BatchRequest request{.model = {.model = of.model,
+                                              .precision = of.precision,
+                                              .device = of.device,
+                                              .weights = of.weights,
+                                              .layout = options.serving.layout,
+                                              .weight_arena_bytes = options.serving.weight_arena_bytes()},
                                     .input = options.input,
                                     .output = options.output,
                                     .tokenizer = options.tokenizer,
@@ -102,7 +110,7 @@ int run_batch(const GenerateOptions& options, Context& context) {
                                     .batch = of.batch,
                                     .invariant = of.invariant,
                                     .cuda_graphs = of.cuda_graphs,
-                                    .ngram = options.ngram};
+                                    .speculation = options.serving.speculation()};
   const serve::Commands& commands = load_serve();
   serve::BatchResult result;
   start_ranks(recipe, [&](comm::Rank& rank) {
@@ -185,10 +193,6 @@ void add_generate_command(Command& app, Context& context) {
   command.add_option("--batch", request.batch, "sequences that are continued at once").show_default().positive();
   command.add_flag("--no-invariant", options->varies,
                    "CPU: faster GEMMs for prompts, by which logits may differ in their last bits with the batch");
-  command
-      .add_option("--speculate", options->ngram,
-                  "with --input: tokens that n-grams of the text propose in each step; the same tokens, sooner")
-      .show_default();
   command.add_flag("--beyond-context", request.beyond_context,
                    "let a text get longer than the model's max_seq_len, where it was not trained");
   command.add_option("--seed", request.sampling.seed, "from which every draw follows").show_default();
@@ -207,9 +211,7 @@ void add_generate_command(Command& app, Context& context) {
       "what matrices of attention and MLPs are kept in: as --precision says, int8 or FP8 with a "
       "scale a row, int4 with one for 128 numbers");
   command.add_flag("--no-cuda-graphs", options->launches, "GPU: launch the kernels of decode steps one by one");
-  command.add_option("--tp", options->tp, "ranks that split each matrix (tensor parallelism)")
-      .show_default()
-      .positive();
+  add_serving_options(command, options->serving, /*replicas=*/true);
   command.callback([options, prompt, &context] {
     options->has_prompt = prompt.given();
     context.run = [options, &context] { return run_generate(*options, context); };

@@ -9,6 +9,7 @@
 #include "trireme/cli/commands.h"
 #include "trireme/cli/program.h"
 #include "trireme/cli/runtime_commands.h"
+#include "trireme/cli/serving_options.h"
 #include "trireme/cli/start_ranks.h"
 #include "trireme/http/access.h"
 
@@ -17,6 +18,7 @@ namespace {
 
 struct ServeOptions {
   serve::ServeRequest request;
+  ServingOptions serving;
   std::string key, key_file;
   bool varies = false, forgets = false, has_seed = false, launches = false;
 };
@@ -36,10 +38,17 @@ int run_serve(ServeOptions& options, Context& context) {
     context.out << std::flush;
   };
   spec::Recipe recipe;
-  recipe.comm.ranks = 1;
+  recipe.comm.ranks = options.serving.ranks();
+  request.model.layout = options.serving.layout;
+  request.model.weight_arena_bytes = options.serving.weight_arena_bytes();
+  request.speculation = options.serving.speculation();
+  request.local_ranks = local_ranks(recipe);
   const serve::Commands& commands = load_serve();
   bool whole = true;
-  start_ranks(recipe, [&](comm::Rank& rank) { whole = commands.serve(request, rank); });
+  start_ranks(recipe, [&](comm::Rank& rank) {
+    const bool mine = commands.serve(request, rank);
+    if (rank.rank() == 0) whole = mine;
+  });
   return whole ? kExitFine : kExitFailed;
 }
 
@@ -87,13 +96,15 @@ void add_serve_command(Command& app, Context& context) {
                   "tokens that the KV cache holds; default: what --max-sequences can fill, at most a quarter "
                   "of the memory that is free, of a GPU's 0.8")
       .positive();
+  command
+      .add_option("--kv-offload-tokens", request.kv_offload_tokens,
+                  "tokens of preempted sequences that are copied to the host's memory and back, in place of being "
+                  "recomputed; models without sliding windows")
+      .positive();
   command.add_flag("--no-prefix-cache", options->forgets, "compute every prompt from its first token");
   command.add_flag("--no-invariant", options->varies,
                    "CPU: faster GEMMs for prompts, by which logits may differ in their last bits with the batch");
-  command
-      .add_option("--speculate", request.ngram,
-                  "tokens that n-grams of the text propose in each step; the same tokens, sooner")
-      .show_default();
+  add_serving_options(command, options->serving, /*replicas=*/false);
   const Option seed = command.add_option("--seed", request.seed, "of requests that bring none; default: by chance");
   command.add_option("--schedule-log", request.schedule_log,
                      "file for the scheduler's events, from which its plans follow");

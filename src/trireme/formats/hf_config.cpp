@@ -145,6 +145,12 @@ void HfConfig::set(std::string_view key, const Json& value) {
   text_ = python_json(*json_, Keys::kAsTheyAre) + "\n";
 }
 
+void HfConfig::erase(std::string_view key) {
+  if (member(*json_, key) == nullptr) return;
+  json_->erase(std::string(key));
+  text_ = python_json(*json_, Keys::kAsTheyAre) + "\n";
+}
+
 HfConfig read_hf_config(const std::filesystem::path& path) {
   return HfConfig(read_text_file(path, kMaxConfigBytes), path.string());
 }

@@ -47,6 +47,8 @@ class HfConfig {
   /// Sections on the way must exist. A new key takes its place in the alphabet where the others are in that order, as
   /// the standard writer leaves them, and the last place otherwise.
   void set(std::string_view key, const nlohmann::ordered_json& value);
+  /// A key of the outermost section; nothing happens where there is none.
+  void erase(std::string_view key);
   /// What belongs into the file: the bytes that were read while nothing differs from them; what the standard writer
   /// would make of it otherwise.
   const std::string& text() const { return text_; }

@@ -43,6 +43,12 @@ QuantisedWeight to_e4m3(const at::Tensor& weight) {
           .scales = scales.contiguous()};
 }
 
+/// Numbers of float16, as published files keep them, none below what it was: codes reach as far as before.
+at::Tensor as_half(const at::Tensor& scales) {
+  constexpr float kAbove = 1.0F + 0x1p-10F, kLeast = 0x1p-24F;
+  return at::clamp_min((scales * kAbove).to(at::kHalf).to(at::kFloat), kLeast);
+}
+
 QuantisedWeight to_int4(const at::Tensor& weight, const QuantiseWeight& how) {
   const std::int64_t rows = weight.size(0), columns = weight.size(1), groups = columns / how.group;
   const at::Tensor grouped = weight.view({rows, groups, how.group});
@@ -51,10 +57,12 @@ QuantisedWeight to_int4(const at::Tensor& weight, const QuantiseWeight& how) {
     // q - 8 is in [-8, 7]; the larger side decides, so that nothing is cut off.
     const at::Tensor least = at::amin(grouped, {2}), most = at::amax(grouped, {2});
     scales = not_zero(at::where(-least / 8.0F > most / 7.0F, -least / 8.0F, most / 7.0F));
+    scales = as_half(scales);
     zeros = at::full_like(scales, 8.0);
   } else {
     const at::Tensor least = at::clamp_max(at::amin(grouped, {2}), 0), most = at::clamp_min(at::amax(grouped, {2}), 0);
     scales = not_zero((most - least) / 15.0F);
+    scales = as_half(scales);
     zeros = at::clamp(at::round(-least / scales), 0, 15);
   }
   const at::Tensor codes = at::clamp(at::round(grouped / scales.unsqueeze(2)) + zeros.unsqueeze(2), 0, 15)

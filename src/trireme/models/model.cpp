@@ -236,8 +236,9 @@ at::Tensor Model::next_logits(at::Tensor ids, nn::Context& context) {
   const bool packed = context.kv_batch != nullptr;  // all sequences in one row
   if (!packed) {
     x[0] = x[0].narrow(1, x[0].size(1) - 1, 1).contiguous();
-  } else if (context.kv_batch->last_rows.defined()) {
-    x[0] = x[0].index_select(1, context.kv_batch->last_rows);
+  } else {
+    if (context.kv_batch->hidden != nullptr) *context.kv_batch->hidden = x[0].squeeze(0);
+    if (context.kv_batch->last_rows.defined()) x[0] = x[0].index_select(1, context.kv_batch->last_rows);
   }
   return layers.back().layer->forward(std::move(x), context, nullptr)[0].squeeze(packed ? 0 : 1);
 }

@@ -19,6 +19,7 @@
 #include "trireme/formats/hf_writer.h"
 #include "trireme/models/families/families.h"
 #include "trireme/models/fp8_blocks.h"
+#include "trireme/models/matrix_codec.h"
 #include "trireme/spec/model_config.h"
 
 namespace trireme::models {
@@ -139,9 +140,12 @@ void check_shape(const formats::HfTensor& found, const PublishedTensor& tensor) 
 void load_tensor(const formats::HfDirectory& directory, const PublishedTensor& tensor,
                  const std::vector<PublishedTensor>& tensors) {
   const formats::HfTensor* found = find_published(directory, tensor, tensors);
-  if (found != nullptr && !tensor.optional) {
-    published_view(tensor, tensor.param->master).copy_(stored(directory, *found));
+  if (found == nullptr || tensor.optional) return;
+  if (find_codes(directory, tensor.name) != nullptr) {
+    tensor.param->master.narrow(0, tensor.first_row, tensor.rows).copy_(dequantise(read_codes(directory, tensor)));
+    return;
   }
+  published_view(tensor, tensor.param->master).copy_(stored(directory, *found));
 }
 
 std::span<const std::byte> bytes_of(const at::Tensor& tensor) {
@@ -306,6 +310,7 @@ at::Tensor published_view(const PublishedTensor& tensor, const at::Tensor& of_pa
 
 const formats::HfTensor* find_published(const formats::HfDirectory& directory, const PublishedTensor& tensor,
                                         const std::vector<PublishedTensor>& tensors) {
+  if (const formats::HfTensor* codes = find_codes(directory, tensor.name)) return codes;  // checked when they are read
   const formats::HfTensor* found = directory.find(tensor.name);
   if (!found) {
     if (tensor.optional) return nullptr;
@@ -355,7 +360,7 @@ void log_unused(const formats::HfDirectory& directory, const std::vector<Publish
   for (const formats::HfTensor& tensor : directory.tensors()) {
     std::string_view name = tensor.info->name;
     if (name.ends_with(kScaleSuffix)) name.remove_suffix(kScaleSuffix.size());
-    if (used.contains(name) || name.ends_with(kBias)) continue;
+    if (used.contains(name) || name.ends_with(kBias) || is_part_of_codes(directory, name)) continue;
     if (++others <= 3)
       log_info("{}: tensor {} is no part of the model and stays as it is", directory.path().string(),
                formats::shown(tensor.info->name));
@@ -378,6 +383,10 @@ std::unique_ptr<Model> load_published(const formats::HfDirectory& directory, con
 }
 
 void save_published_like(const formats::HfDirectory& source, Model& model, const std::filesystem::path& path) {
+  if (quantised_format(source.config()))
+    throw ConfigError(
+        fmt::format("{} has its matrices in fewer bits, which are not written again", source.path().string()),
+        "write a plain folder with `trireme convert`, or quantise that with `trireme quantize`");
   const auto tensors = published_tensors(model, [&](std::string_view name) { return source.find(name) != nullptr; });
   std::map<std::string_view, const PublishedTensor*> by_name;
   for (const PublishedTensor& tensor : tensors) by_name[tensor.name] = &tensor;
@@ -455,7 +464,7 @@ PublishedTexts texts_of(const std::filesystem::path& directory) {
 }
 
 void save_published(Model& model, const std::filesystem::path& path, formats::Dtype dtype, const ReadElements& read,
-                    const PublishedTexts& texts) {
+                    const PublishedTexts& texts, const MatrixCodec* codec) {
   const FamilyFormat& format = format_of(model.shape);
   if (model.shape.sparse_attention.used())
     throw ConfigError("published formats have no block-sparse attention (model.sparse_attention)",
@@ -476,6 +485,10 @@ void save_published(Model& model, const std::filesystem::path& path, formats::Dt
                                                              {"fmt", "e4m3"},
                                                              {"quant_method", "fp8"},
                                                              {"weight_block_size", {kFp8Block, kFp8Block}}});
+  } else if (codec != nullptr) {
+    config.set("quantization_config", nlohmann::ordered_json::parse(codec->config()));
+  } else {
+    config.erase("quantization_config");  // of the folder that the texts are of
   }
   // Newer files call it dtype.
   config.set(config.json().contains("dtype") ? "dtype" : "torch_dtype", dtype == Dtype::kBF16  ? "bfloat16"
@@ -488,6 +501,12 @@ void save_published(Model& model, const std::filesystem::path& path, formats::Dt
   for (PublishedTensor& tensor : published_tensors(model, nullptr)) {
     if (tensor.optional) continue;
     const std::vector<std::int64_t> shape = published_shape(tensor);
+    if (codec != nullptr && is_quantisable(*tensor.param)) {
+      for (formats::TensorSpec& spec : codec->specs(tensor.name, tensor.rows, row_elements(*tensor.param)))
+        specs.push_back(std::move(spec));
+      written.push_back(std::move(tensor));
+      continue;
+    }
     const bool coded = blocks && is_layer_matrix(tensor);
     specs.push_back({.name = tensor.name, .dtype = coded ? Dtype::kF8E4M3 : dtype, .shape = shape});
     if (coded)
@@ -505,6 +524,12 @@ void save_published(Model& model, const std::filesystem::path& path, formats::Dt
   for (const PublishedTensor& tensor : written) {
     const std::int64_t row = row_elements(*tensor.param);
     const std::int64_t begin = tensor.first_row * row, end = begin + tensor.rows * row;
+    if (codec != nullptr && is_quantisable(*tensor.param)) {
+      const std::vector<at::Tensor> parts = codec->encode(read(*tensor.param, begin, end).view({tensor.rows, row}));
+      const auto names = codec->specs(tensor.name, tensor.rows, row);
+      for (std::size_t i = 0; i < parts.size(); ++i) writer.write(names[i].name, bytes_of(parts[i]));
+      continue;
+    }
     if (blocks && is_layer_matrix(tensor)) {
       const at::Tensor numbers = read(*tensor.param, begin, end).view({tensor.rows, row});
       const Fp8Matrix matrix = to_fp8_blocks(tensor.transposed ? numbers.t() : numbers);

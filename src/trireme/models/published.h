@@ -22,6 +22,8 @@
 
 namespace trireme::models {
 
+class MatrixCodec;
+
 /// A published tensor is these rows of one of our parameters, perhaps transposed. A row is the last dimension: of
 /// experts, [experts, out, in], those of all of them are counted on.
 struct PublishedTensor {
@@ -123,8 +125,9 @@ void save_published(Model& model, const std::filesystem::path& path, formats::Dt
 /// read from the model's balance.
 using ReadElements = std::function<at::Tensor(const nn::Param& param, std::int64_t begin, std::int64_t end)>;
 /// The same for a model whose parameters lie elsewhere and need no memory here: a few rows at a time, but for tensors
-/// that are published transposed, which are read as a whole.
+/// that are published transposed, and those that a codec (matrix_codec.h) writes in fewer bits, which are read as a
+/// whole.
 void save_published(Model& model, const std::filesystem::path& path, formats::Dtype dtype, const ReadElements& read,
-                    const PublishedTexts& texts = {});
+                    const PublishedTexts& texts = {}, const MatrixCodec* codec = nullptr);
 
 }  // namespace trireme::models

@@ -73,6 +73,7 @@ struct KvBatch {
   /// window; 0 for tokens of longer chunks and of padding.
   at::Tensor row_sequences, row_lengths;
   const QuantisedWeights* quantised = nullptr;  ///< borrowed; null: none
+  at::Tensor* hidden = nullptr;  ///< borrowed: where what the head reads is left, [tokens, hidden]; null: nowhere
   /// CPU: a token's bits depend on its own sequence alone, not on what is in the batch beside it or how it was chunked.
   bool invariant = false;
 

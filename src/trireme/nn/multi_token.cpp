@@ -64,15 +64,28 @@ void shift_tokens(const at::Tensor& ids, Context& context, std::int64_t depth) {
   if (!weights.empty()) context.mtp.weights = at::stack(weights, 2);
 }
 
-at::Tensor MultiTokenPrediction::forward_module(MtpModule& module, std::int64_t depth, const at::Tensor& h,
-                                                Context& context, Tape* tape) {
-  const at::Tensor ids = context.mtp.ids.select(2, depth).contiguous();
+at::Tensor MultiTokenPrediction::body(MtpModule& module, const at::Tensor& ids, const at::Tensor& h, Context& context,
+                                      Tape* tape) {
   const at::Tensor embedded =
       module.embedding_norm.forward(module.embedding->forward(ids, context, tape), context, tape);
   const at::Tensor hidden = module.hidden_norm.forward(h, context, tape);
   at::Tensor x = module.projection.forward(at::cat({embedded, hidden}, 2), context, tape);
   x = std::move(module.block->forward({std::move(x)}, context, tape)[0]);
-  x = module.norm.forward(std::move(x), context, tape);
+  return module.norm.forward(std::move(x), context, tape);
+}
+
+at::Tensor MultiTokenPrediction::next_hidden(std::size_t depth, const at::Tensor& ids, const at::Tensor& hidden,
+                                             Context& context) {
+  return body(modules_.at(depth), ids, hidden, context, nullptr);
+}
+
+at::Tensor MultiTokenPrediction::logits(std::size_t depth, at::Tensor hidden, Context& context) {
+  return modules_.at(depth).head.forward(std::move(hidden), context, nullptr);
+}
+
+at::Tensor MultiTokenPrediction::forward_module(MtpModule& module, std::int64_t depth, const at::Tensor& h,
+                                                Context& context, Tape* tape) {
+  at::Tensor x = body(module, context.mtp.ids.select(2, depth).contiguous(), h, context, tape);
   const TargetsOfDepth targets(context, depth);
   module.head.forward(x, context, tape);
   return x;

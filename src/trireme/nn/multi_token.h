@@ -42,7 +42,15 @@ class MultiTokenPrediction final : public UnaryLayer {
   at::Tensor forward(at::Tensor h, Context& context, Tape* tape) override;
   at::Tensor backward(at::Tensor dh, Context& context, Tape& tape) override;
 
+  /// Inference: what a module makes of the hidden states [1, tokens, hidden] and the token behind each, ids [1,
+  /// tokens]; as large, what its logits are computed from and what another module reads.
+  at::Tensor next_hidden(std::size_t depth, const at::Tensor& ids, const at::Tensor& hidden, Context& context);
+  /// Of what next_hidden() gave.
+  at::Tensor logits(std::size_t depth, at::Tensor hidden, Context& context);
+
  private:
+  /// Everything of a module but its head.
+  at::Tensor body(MtpModule& module, const at::Tensor& ids, const at::Tensor& h, Context& context, Tape* tape);
   at::Tensor forward_module(MtpModule& module, std::int64_t depth, const at::Tensor& h, Context& context, Tape* tape);
   at::Tensor backward_module(MtpModule& module, std::int64_t depth, at::Tensor dh, Context& context, Tape& tape);
 

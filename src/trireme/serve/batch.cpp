@@ -1,12 +1,15 @@
 #include "trireme/serve/batch.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
 
 #include "trireme/base/error.h"
+#include "trireme/base/log.h"
 #include "trireme/base/progress.h"
 #include "trireme/http/message.h"
 #include "trireme/serve/api/fields.h"
@@ -14,6 +17,7 @@
 #include "trireme/serve/api/text_stream.h"
 #include "trireme/serve/generate.h"
 #include "trireme/serve/model_text.h"
+#include "trireme/serve/rank_model.h"
 
 namespace trireme::serve {
 namespace {
@@ -30,6 +34,33 @@ struct BatchLine {
   std::unique_ptr<api::TextStream> stream = nullptr;
 };
 
+/// Lines at the end of a file that other ranks append lines to as well: each is one write.
+class LineFile {
+ public:
+  ~LineFile() {
+    if (file_ >= 0) ::close(file_);
+  }
+  LineFile() = default;
+  LineFile(const LineFile&) = delete;
+  LineFile& operator=(const LineFile&) = delete;
+
+  void open(const fs::path& path) {
+    path_ = path;
+    file_ = ::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+    if (file_ < 0) throw IoError(fmt::format("{} cannot be written", path.string()));
+  }
+  void write(const std::string& line) {
+    if (file_ < 0) return;
+    const ::ssize_t written = ::write(file_, line.data(), line.size());
+    if (written != static_cast<::ssize_t>(line.size()))
+      throw IoError(fmt::format("{} cannot be written", path_.string()));
+  }
+
+ private:
+  fs::path path_;
+  int file_ = -1;
+};
+
 class BatchRun {
  public:
   BatchRun(const BatchRequest& request, comm::Group& world)
@@ -37,7 +68,7 @@ class BatchRun {
         world_(world),
         opened_(open_rank_model(request.model, world)),
         text_(find_model_text(request.model.model,
-                              request.tokenizer.empty() ? tokenizer_of(*opened_).value_or("") : request.tokenizer, {})),
+                              request.tokenizer.empty() ? opened_->tokenizer().value_or("") : request.tokenizer, {})),
         input_(request.input) {
     if (!input_) throw IoError(fmt::format("{} cannot be read", request.input.string()));
     check_sampling(request.sampling);
@@ -47,26 +78,26 @@ class BatchRun {
     }
     const std::int64_t longest = longest_line();
     const std::int64_t chunk = request.model.device == spec::DeviceKind::kCuda ? kGpuPrefillChunk : kPrefillChunk;
-    engine_ = std::make_unique<Engine>(
-        model(), EngineOptions{.max_batch_tokens = std::max<std::int64_t>(chunk, request.batch),
-                               .max_sequences = request.batch,
-                               .prefill_chunk = chunk,
-                               .kv_tokens = std::max<std::int64_t>(1, longest) * request.batch,
-                               .invariant = request.invariant,
-                               .cuda_graphs = request.cuda_graphs && world.size() == 1,  // collectives are not captured
-                               .quantised = quantised_of(*opened_)});
-    if (request.ngram > 0) engine_->set_drafter(ngram_drafter({.most = request.ngram}));
+    EngineOptions options{.max_batch_tokens = std::max<std::int64_t>(chunk, request.batch),
+                          .max_sequences = request.batch,
+                          .prefill_chunk = chunk,
+                          .kv_tokens = std::max<std::int64_t>(1, longest) * request.batch,
+                          .invariant = request.invariant,
+                          .cuda_graphs = request.cuda_graphs,
+                          .speculation = rule_of(request.speculation)};
+    opened_->set_up(options);
+    engine_ = std::make_unique<Engine>(model(), options);
+    drafter_ = make_drafter(request.speculation, request.model, *opened_, *engine_);
+    if (drafter_.drafter) engine_->set_drafter(std::move(drafter_.drafter));
+    if (!opened_->about.empty() && world.rank() == 0) log_info("{}", opened_->about);
   }
 
   BatchResult run() {
     const std::set<std::int64_t> finished =
         exists(request_.output) ? finished_lines(request_.output) : std::set<std::int64_t>();
-    // Nobody looks at the file again before all have, and only rank 0 writes it.
+    // Nobody looks at the file again before all have; of each replica one rank writes.
     world_.barrier().wait();
-    if (world_.rank() == 0) {
-      output_.open(request_.output, std::ios::app | std::ios::binary);
-      if (!output_) throw IoError(fmt::format("{} cannot be written", request_.output.string()));
-    }
+    if (opened_->leads_replica()) output_.open(request_.output);
     std::unique_ptr<Progress> progress;
     if (world_.rank() == 0) progress = std::make_unique<Progress>("generate", total_lines_, "line");
     input_.clear();
@@ -74,7 +105,8 @@ class BatchRun {
     std::string line;
     std::int64_t index = 0;
     bool more = true;
-    while (more || !engine_->idle()) {
+    const bool together = engine_->options().lockstep != nullptr;
+    while (true) {
       // As many wait as run: the file may be larger than memory.
       while (more && in_flight_ < 2 * request_.batch) {
         more = static_cast<bool>(std::getline(input_, line));
@@ -83,23 +115,39 @@ class BatchRun {
         ++result_.lines;
         if (finished.contains(index)) {
           ++result_.skipped;
-        } else {
+        } else if (index % opened_->replicas() == opened_->replica()) {
           begin(line, index);
         }
         ++index;
       }
-      if (!engine_->idle()) engine_->step();
+      // An engine that is idle now has no more lines.
+      if (together ? !engine_->step_together() : engine_->idle()) break;
+      if (!together) engine_->step();
       if (progress) {
         progress->update(result_.lines - in_flight_, fmt::format("{} new tokens", result_.new_tokens));
       }
     }
     result_.steps = engine_->scheduler().totals().steps;
     result_.cached_tokens = engine_->scheduler().totals().cached_tokens;
+    add_up();
     return result_;
   }
 
  private:
-  models::Model& model() { return model_of(*opened_); }
+  /// Over replicas; the steps of the busiest.
+  void add_up() {
+    const bool counts = opened_->leads_replica();
+    std::vector<std::int64_t> sums;
+    for (const std::int64_t one : {result_.failed, result_.prompt_tokens, result_.cached_tokens, result_.new_tokens}) {
+      sums.push_back(counts ? one : 0);
+    }
+    world_.all_reduce({sums.data(), sums.size(), comm::DType::kI64}, comm::Reduce::kSum).wait();
+    result_.failed = sums[0], result_.prompt_tokens = sums[1], result_.cached_tokens = sums[2];
+    result_.new_tokens = sums[3];
+    world_.all_reduce({&result_.steps, 1, comm::DType::kI64}, comm::Reduce::kMax).wait();
+  }
+
+  models::Model& model() { return opened_->model(); }
   static bool exists(const fs::path& path) { return fs::exists(path) && fs::file_size(path) > 0; }
 
   /// Tokens of the longest request, prompts by a bound: a token has at least a byte, but for what templates add.
@@ -215,20 +263,19 @@ class BatchRun {
   }
 
   void write(const nlohmann::ordered_json& line) {
-    if (world_.rank() != 0) return;
-    output_ << line.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) << "\n" << std::flush;
-    if (!output_) throw IoError(fmt::format("{} cannot be written", request_.output.string()));
+    output_.write(line.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n");
   }
 
   const BatchRequest& request_;
   comm::Group& world_;
-  std::shared_ptr<RankModel> opened_;
+  std::unique_ptr<RankModel> opened_;
   ModelText text_;
   std::ifstream input_;
-  std::ofstream output_;
+  LineFile output_;
   api::ModelLimits limits_;
   std::int64_t total_lines_ = 0, in_flight_ = 0;
   BatchResult result_;
+  RankDrafter drafter_;
   std::unique_ptr<Engine> engine_;  // the last: its callbacks use the others
 };
 

@@ -138,7 +138,7 @@ BatchResult generate_batch_on(const BatchRequest& request, comm::Rank& rank) {
 }
 
 bool serve_on(const ServeRequest& request, comm::Rank& rank) {
-  use_cores(1);
+  use_cores(request.local_ranks);
   return run_server(request, rank.world());
 }
 

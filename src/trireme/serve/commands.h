@@ -38,12 +38,36 @@ enum class GeneratePrecision : std::uint8_t { kFp32, kBf16 };
 /// What matrices of attention and MLPs are kept in: kernels/quantised_weight.h.
 enum class WeightBits : std::uint8_t { kSame, kInt8, kInt4, kFp8 };
 
-/// Which model, and how it is computed with. Ranks are tensor parallel, and share the heads and the rows of matrices.
+/// How ranks share the work; those that the others leave are tensor parallel.
+struct RankLayout {
+  int pp = 1;               ///< pipeline stages: consecutive layers
+  int dp = 1;               ///< replicas, each with requests of its own
+  int ep = 1;               ///< of dp, ranks that the experts of a layer are sharded over
+  std::int64_t micros = 0;  ///< micro-batches of sequences in a step of stages; 0: two a stage
+};
+
+enum class DraftKind : std::uint8_t {
+  kNone,
+  kNgram,       ///< what followed the last few tokens before
+  kModel,       ///< a smaller model
+  kMultiToken,  ///< the model's modules of multi-token prediction
+};
+/// Tokens that are guessed and verified, several in a step.
+struct SpeculationRequest {
+  DraftKind kind = DraftKind::kNone;
+  std::size_t most = 4;              ///< guessed in a step
+  std::filesystem::path model = {};  ///< kModel: as in ModelRequest
+  bool rejection = false;            ///< the rejection rule: other tokens, from the same distribution
+};
+
+/// Which model, and how it is computed with.
 struct ModelRequest {
   std::filesystem::path model;  ///< a run, one of its checkpoints, or a Hugging Face directory
   GeneratePrecision precision = GeneratePrecision::kFp32;
   spec::DeviceKind device = spec::DeviceKind::kCpu;
   WeightBits weights = WeightBits::kSame;
+  RankLayout layout = {};
+  std::int64_t weight_arena_bytes = 0;  ///< weights that do not fit stay stored and are streamed; 0: all are in memory
 };
 
 /// Called by every rank.
@@ -56,6 +80,9 @@ struct GenerateRequest {
   GeneratePrecision precision = GeneratePrecision::kFp32;
   spec::DeviceKind device = spec::DeviceKind::kCpu;
   WeightBits weights = WeightBits::kSame;
+  RankLayout layout = {};
+  std::int64_t weight_arena_bytes = 0;  ///< as in ModelRequest
+  SpeculationRequest speculation = {};
   bool cuda_graphs = true;         ///< GPU: decode steps are captured and replayed
   bool beyond_context = false;     ///< sequences may get longer than the model's max_seq_len
   int local_ranks = 1;             ///< that share the machine's cores
@@ -79,7 +106,7 @@ struct BatchRequest {
   std::int64_t batch = 16;
   bool invariant = true;
   bool cuda_graphs = true;
-  std::size_t ngram = 0;  ///< tokens proposed by n-gram speculation; 0: none
+  SpeculationRequest speculation = {};
 };
 struct BatchResult {
   std::int64_t lines = 0, skipped = 0, failed = 0;  ///< of the input; there already; answered with an error
@@ -101,11 +128,13 @@ struct ServeRequest {
   std::size_t max_requests = 256;                        ///< that run or wait
   std::int64_t max_batch_tokens = 0, prefill_chunk = 0;  ///< 0: 512 and 256 on the CPU, 8192 and 2048 on a GPU
   std::int64_t kv_tokens = 0;                            ///< 0: by the memory that is free
+  std::int64_t kv_offload_tokens = 0;                    ///< of preempted sequences, kept in the host's memory
   bool prefix_cache = true, invariant = true, cuda_graphs = true;
-  std::size_t ngram = 0;
+  SpeculationRequest speculation = {};
   std::filesystem::path schedule_log = {};
   std::uint64_t seed = 0;
   double drain_seconds = 30;
+  int local_ranks = 1;  ///< that share the machine's cores
   /// Called when requests are answered.
   std::function<void(const std::string& url, const std::string& about)> on_ready = nullptr;
 };
@@ -117,10 +146,10 @@ struct Commands {
   TokenLists (*generate)(const GenerateRequest& request, comm::Rank& rank);
   /// The same on every rank; rank 0 writes.
   BatchResult (*generate_batch)(const BatchRequest& request, comm::Rank& rank);
-  /// By one rank. True when nothing that ran had to be cut.
+  /// By all ranks; rank 0 listens. True when nothing that ran had to be cut.
   bool (*serve)(const ServeRequest& request, comm::Rank& rank);
 };
-inline constexpr std::uint32_t kVersion = 5;
+inline constexpr std::uint32_t kVersion = 6;
 
 extern "C" const Commands* trireme_serve();
 using Entry = const Commands*();

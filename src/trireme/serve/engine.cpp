@@ -1,6 +1,7 @@
 #include "trireme/serve/engine.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/index_copy.h>
 #include <ATen/ops/index_select.h>
 #include <fmt/format.h>
 
@@ -8,16 +9,21 @@
 
 #include "trireme/base/error.h"
 #include "trireme/kernels/skinny_gemm.h"
+#include "trireme/serve/speculative_sampling.h"
 
 namespace trireme::serve {
 namespace {
 
-SchedulerOptions scheduler_options(const EngineOptions& options, const std::vector<nn::KvCacheGroup>& groups) {
-  return {.groups = groups,
+SchedulerOptions scheduler_options(const EngineOptions& options, std::vector<nn::KvCacheGroup> groups) {
+  if (options.lockstep != nullptr) {
+    for (nn::KvCacheGroup& group : groups) --group.num_blocks;  // the last is the filler's
+  }
+  return {.groups = std::move(groups),
           .max_batch_tokens = options.max_batch_tokens,
           .max_sequences = options.max_sequences,
           .prefill_chunk = options.prefill_chunk,
-          .prefix_cache = options.prefix_cache};
+          .prefix_cache = options.prefix_cache,
+          .offload_blocks = options.kv_offload_tokens / nn::kKvBlockSize};
 }
 
 /// Layers without a window share `kv_tokens`; those with one get what as many sequences hold as run at once.
@@ -28,6 +34,7 @@ std::vector<nn::KvCacheGroup> engine_groups(const spec::ModelShape& shape, const
       {.max_tokens = options.kv_tokens, .max_query_len = options.prefill_chunk, .sequences = options.max_sequences});
   for (nn::KvCacheGroup& group : groups) {
     group.num_blocks = std::min(group.num_blocks, nn::blocks_for(options.kv_tokens));
+    if (options.lockstep != nullptr) ++group.num_blocks;  // where rows of filler steps are written
   }
   return groups;
 }
@@ -48,6 +55,7 @@ struct Engine::Running {
   Draws draws;
   TokenCounts counts;
   std::uint64_t generated = 0;
+  std::vector<Distribution> drawn_from = {};  // its drafts, with the rejection rule
 };
 
 Engine::Engine(models::Model& model, EngineOptions options)
@@ -76,6 +84,8 @@ bool Engine::cancel(RequestId id) {
     return true;
   }
   running_.erase(id);
+  offloaded_.erase(id);
+  if (drafter_) drafter_->ended(id);
   return scheduler_.cancel(id);
 }
 
@@ -89,6 +99,7 @@ bool Engine::needs_logits(RequestId id) const {
 /// What decode_graph.h takes: latents are gathered and experts counted on the host.
 bool Engine::decodes_only(const StepPlan& plan) const {
   if (!device_.is_cuda() || model_.shape.mla.used() || model_.shape.experts.used()) return false;
+  if (drafter_ && drafter_->observes()) return false;  // graphs leave no hidden states
   return std::ranges::all_of(plan.sequences, [](const PlannedSequence& planned) {
     return planned.query_len == 1 && planned.drafts == 0 && planned.samples;
   });
@@ -120,6 +131,12 @@ Engine::Scores Engine::decode_graph(std::span<const nn::SequenceStep> steps, std
   return collect(out.logits, out.tokens, needed);
 }
 
+void Engine::prepare(nn::KvBatch& batch, nn::Context& context) const {
+  batch.invariant = options_.invariant && device_.is_cpu();
+  batch.quantised = options_.quantised;
+  context.weights = options_.weights;
+}
+
 /// One row for each sequence that samples, and one more for each of its drafts.
 Engine::Scores Engine::scores_of(const StepPlan& plan) {
   std::vector<nn::SequenceStep> steps;
@@ -145,16 +162,23 @@ Engine::Scores Engine::scores_of(const StepPlan& plan) {
     graphs_.reset();
   }
   if (decodes_only(plan)) return decode_graph(steps, ids, needed);
+  if (options_.pipeline != nullptr) {
+    Scores scores{.logits =
+                      pipeline_logits(model_, cache_, *options_.pipeline, {steps, ids, wanted},
+                                      [&](nn::KvBatch& batch, nn::Context& context) { prepare(batch, context); })};
+    for (std::size_t row = 0; row < needed.size(); ++row) scores.places.push_back(static_cast<std::int64_t>(row));
+    return scores;
+  }
   nn::KvBatch batch = nn::make_kv_batch(cache_, steps, device_);
   // Logits of a chunk in the middle of a prompt would be thrown away. The model wants one row at least.
   const bool none = wanted.empty();
   if (none) wanted.push_back(0);
   batch.last_rows = as_long_tensor(wanted).to(device_);
-  batch.invariant = options_.invariant && device_.is_cpu();
-  batch.quantised = options_.quantised;
+  if (drafter_ && drafter_->observes()) batch.hidden = &hidden_;
   nn::Context context;
   context.kv_batch = &batch;
   context.sequence = nn::packed_sequence(batch);
+  prepare(batch, context);
   if (device_.is_cuda()) context.sequence.position_count = max_len_;
   const at::Tensor packed = as_long_tensor(ids).to(device_).unsqueeze(0);
   const at::Tensor logits = model_.next_logits(packed, context);
@@ -170,12 +194,30 @@ Engine::Scores Engine::scores_of(const StepPlan& plan) {
   return scores;
 }
 
+/// `draft`: the row verifies this one of the sequence's drafts, the token `drafted`.
+std::int64_t Engine::draw_token(Running& running, std::span<const float> logits, std::optional<std::size_t> draft,
+                                std::int64_t drafted) const {
+  const SamplingParams& sampling = running.request.sampling;
+  std::vector<float> adjusted;
+  if (sampling.changes_logits()) {
+    adjusted.assign(logits.begin(), logits.end());
+    adjust(adjusted, sampling, running.counts);
+    logits = adjusted;
+  }
+  const Draws& draws = running.draws;
+  const std::uint64_t number = running.generated;
+  if (options_.speculation == SpeculationRule::kCoupled || !draft)
+    return sample(logits, sampling, draws.uniform(number));
+  return verify_draft(distribution_of(logits, sampling), running.drawn_from.at(*draft), drafted, draws.accept(number),
+                      draws.residual(number))
+      .token;
+}
+
 StepResult Engine::draw(const PlannedSequence& planned, const Scores& scores, std::size_t first_row) {
   Running& running = running_.at(planned.id);
   const EngineRequest& request = running.request;
   const auto drafts = scheduler().tokens(planned.id).last(static_cast<std::size_t>(planned.drafts));
   StepResult result;
-  std::vector<float> adjusted;
   for (std::int64_t row = 0; row <= planned.drafts && !result.ends; ++row) {
     const std::size_t at = first_row + static_cast<std::size_t>(row);
     GeneratedToken out{.id = planned.id, .cached_tokens = scheduler().progress(planned.id).cached_tokens};
@@ -188,13 +230,9 @@ StepResult Engine::draw(const PlannedSequence& planned, const Scores& scores, st
           static_cast<std::size_t>(scores.logits.size(1)));
       if (request.on_logits) request.on_logits(logits);
       if (can_sample(logits)) {
-        std::span<const float> drawn_from = logits;
-        if (request.sampling.changes_logits()) {
-          adjusted.assign(logits.begin(), logits.end());
-          adjust(adjusted, request.sampling, running.counts);
-          drawn_from = adjusted;
-        }
-        out.token = sample(drawn_from, request.sampling, running.draws.uniform(running.generated));
+        const bool verifies = row < planned.drafts;
+        out.token = draw_token(running, logits, verifies ? std::optional(static_cast<std::size_t>(row)) : std::nullopt,
+                               verifies ? drafts[static_cast<std::size_t>(row)] : -1);
         if (request.logprobs) out.logprobs = logprobs_of(logits, out.token, *request.logprobs);
       } else {
         out.finish = FinishReason::kError;
@@ -218,18 +256,123 @@ StepResult Engine::draw(const PlannedSequence& planned, const Scores& scores, st
   return result;
 }
 
-void Engine::step() {
-  if (drafter_) {
-    for (auto& [id, running] : running_) {
-      const auto left = static_cast<std::size_t>(running.request.max_new_tokens) - running.generated;
-      if (running.generated == 0 || left < 2) continue;
-      scheduler_.propose(id, drafter_->draft(scheduler().tokens(id), std::min(drafter_->depth(), left - 1)));
+DraftRequest Engine::draft_request(RequestId id, const Running& running, std::span<const std::int64_t> tokens) const {
+  const auto left = static_cast<std::size_t>(running.request.max_new_tokens) - running.generated;
+  return {.id = id,
+          .tokens = tokens,
+          .most = left < 2 ? 0 : std::min(drafter_->depth(), left - 1),
+          .sampling = &running.request.sampling,
+          .counts = &running.counts,
+          .draws = &running.draws,
+          .generated = running.generated};
+}
+
+void Engine::propose_drafts() {
+  std::vector<DraftRequest> requests;
+  for (const auto& [id, running] : running_) {
+    if (running.generated == 0 || !scheduler().is_running(id)) continue;
+    const DraftRequest request = draft_request(id, running, scheduler().tokens(id));
+    if (request.most > 0) requests.push_back(request);
+  }
+  if (requests.empty()) return;
+  std::vector<Drafts> drafts = drafter_->draft(requests);
+  for (std::size_t i = 0; i < requests.size(); ++i) {
+    running_.at(requests[i].id).drawn_from = std::move(drafts[i].drawn_from);
+    scheduler_.propose(requests[i].id, std::move(drafts[i].tokens));
+  }
+}
+
+void Engine::show_step(const StepPlan& plan, std::span<const StepResult> results) {
+  StepSeen seen{.hidden = &hidden_};
+  std::vector<std::vector<std::int64_t>> texts;
+  texts.reserve(plan.sequences.size());  // spans of them are handed on
+  std::int64_t row = 0;
+  for (std::size_t i = 0; i < plan.sequences.size(); ++i) {
+    const PlannedSequence& planned = plan.sequences[i];
+    const std::int64_t first_row = std::exchange(row, row + planned.query_len);
+    if (std::ranges::find(cancelled_, planned.id) != cancelled_.end()) continue;
+    const auto known = scheduler().tokens(planned.id);
+    std::vector<std::int64_t>& text = texts.emplace_back(known.begin(), known.end() - planned.drafts);
+    const std::vector<std::int64_t>& added = results[i].tokens;
+    text.insert(text.end(), added.begin(), added.end());
+    const std::int64_t accepted = planned.samples ? static_cast<std::int64_t>(added.size()) - 1 : planned.drafts;
+    seen.sequences.push_back({.id = planned.id,
+                              .first_row = first_row,
+                              .context_len = planned.context_len,
+                              .rows = planned.query_len - planned.drafts + accepted,
+                              .tokens = text,
+                              .tables = scheduler().tables(planned.id),
+                              .goes_on = planned.samples && !results[i].ends,
+                              .draft = draft_request(planned.id, running_.at(planned.id), text)});
+  }
+  drafter_->observe(seen);
+}
+
+void Engine::move_blocks(const StepPlan& plan) {
+  const auto numbers = [&](const BlockCopy& copy) {
+    return as_long_tensor({copy.blocks.begin(), copy.blocks.end()}).to(device_);
+  };
+  for (const BlockCopy& copy : plan.offloaded) {
+    std::vector<nn::KvCache::Layer>& kept = offloaded_[copy.id];
+    kept.assign(cache_.layers.size(), {});
+    for (std::size_t layer = 0; layer < kept.size(); ++layer) {
+      const nn::KvCache::Layer& from = cache_.layers[layer];
+      if (from.keys.defined()) kept[layer].keys = from.keys.index_select(0, numbers(copy)).cpu();
+      if (from.values.defined()) kept[layer].values = from.values.index_select(0, numbers(copy)).cpu();
     }
   }
+  for (const BlockCopy& copy : plan.restored) {
+    const std::vector<nn::KvCache::Layer>& kept = offloaded_.at(copy.id);
+    const auto back = [&](at::Tensor& to, const at::Tensor& from) {
+      if (from.defined())
+        to.index_copy_(0, numbers(copy),
+                       from.narrow(0, copy.first, static_cast<std::int64_t>(copy.blocks.size())).to(device_));
+    };
+    for (std::size_t layer = 0; layer < kept.size(); ++layer) {
+      back(cache_.layers[layer].keys, kept[layer].keys);
+      back(cache_.layers[layer].values, kept[layer].values);
+    }
+  }
+  for (const RequestId id : plan.admitted) {
+    if (scheduler().contains(id) && scheduler().is_running(id)) offloaded_.erase(id);
+  }
+}
+
+void Engine::take_filler_step() {
+  nn::BlockManager::Tables tables;
+  for (const nn::KvCacheGroup& group : cache_.groups) {
+    tables.push_back({.blocks = {static_cast<nn::BlockId>(group.num_blocks - 1)}});
+  }
+  const nn::SequenceStep step{.context_len = 0, .query_len = 1, .tables = tables};
+  nn::KvBatch batch = nn::make_kv_batch(cache_, {&step, 1}, device_);
+  nn::Context context;
+  context.filler = true;
+  context.kv_batch = &batch;
+  context.sequence = nn::packed_sequence(batch);
+  prepare(batch, context);
+  model_.next_logits(as_long_tensor({0}).to(device_).unsqueeze(0), context);
+}
+
+bool Engine::step_together() {
+  TRIREME_CHECK(options_.lockstep != nullptr, "an engine that computes alone");
+  std::int64_t busy = idle() ? 0 : 1;
+  options_.lockstep->all_reduce({&busy, 1, comm::DType::kI64}, comm::Reduce::kMax).wait();
+  if (busy == 0) return false;
+  if (idle()) {
+    take_filler_step();
+  } else {
+    step();
+  }
+  return true;
+}
+
+void Engine::step() {
+  if (drafter_) propose_drafts();
   const StepPlan plan = scheduler_.plan();
   TRIREME_CHECK(idle() || !plan.sequences.empty(), "{} requests wait, but the next step has none of them",
                 scheduler().waiting());
   if (plan.sequences.empty()) return;
+  move_blocks(plan);
   const Scores scores = scores_of(plan);
   std::vector<StepResult> results(plan.sequences.size());
   stepping_ = true;
@@ -241,7 +384,12 @@ void Engine::step() {
     row += 1 + static_cast<std::size_t>(planned.drafts);
   }
   stepping_ = false;
-  for (const RequestId id : scheduler_.complete(plan, results)) running_.erase(id);
+  if (drafter_ && drafter_->observes()) show_step(plan, results);
+  for (const RequestId id : scheduler_.complete(plan, results)) {
+    running_.erase(id);
+    offloaded_.erase(id);
+    if (drafter_) drafter_->ended(id);
+  }
   for (const RequestId id : std::exchange(cancelled_, {})) cancel(id);
 }
 

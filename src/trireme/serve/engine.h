@@ -25,6 +25,7 @@
 #include "trireme/nn/kv_cache.h"
 #include "trireme/serve/decode_graph.h"
 #include "trireme/serve/drafter.h"
+#include "trireme/serve/pipeline_step.h"
 #include "trireme/serve/sampler.h"
 #include "trireme/serve/scheduler_log.h"
 
@@ -35,11 +36,19 @@ struct EngineOptions {
   std::int64_t max_sequences = 16;      ///< of a step
   std::int64_t prefill_chunk = 512;
   std::int64_t kv_tokens = 0;  ///< that the KV cache holds, of all sequences together; rounded up to blocks
+  /// Tokens of preempted sequences that are copied to the host's memory and back, in place of being recomputed.
+  std::int64_t kv_offload_tokens = 0;
   bool prefix_cache = true;
   bool invariant = true;
   bool cuda_graphs = true;  ///< GPU: steps of decode alone are replayed; not by ranks that hold a model together
   const nn::QuantisedWeights* quantised = nullptr;  ///< borrowed: matrices in fewer bits; null: none
-  std::ostream* schedule_log = nullptr;             ///< of scheduler_log.h; null: none
+  SpeculationRule speculation = SpeculationRule::kCoupled;
+  nn::WeightSource* weights = nullptr;      ///< borrowed: weights that are streamed (weight_stream.h); null: none are
+  const PipelineRanks* pipeline = nullptr;  ///< borrowed: the model is a stage of these (pipeline_step.h); null: whole
+  /// Borrowed: ranks with engines of their own, whose models compute steps together since they share experts. All call
+  /// step_together(). Null: nobody.
+  comm::Group* lockstep = nullptr;
+  std::ostream* schedule_log = nullptr;  ///< of scheduler_log.h; null: none
 };
 
 enum class FinishReason : std::uint8_t {
@@ -86,7 +95,11 @@ class Engine {
   bool cancel(RequestId id);
   bool idle() const { return scheduler_.scheduler().idle(); }
   void step();
+  /// With lockstep: a step of whoever has requests, beside those who have none. False where nobody has any.
+  bool step_together();
 
+  /// Where a drafter's own layers may keep keys.
+  nn::KvCache& kv_cache() { return cache_; }
   const Scheduler& scheduler() const { return scheduler_.scheduler(); }
   const models::Model& model() const { return model_; }
   const EngineOptions& options() const { return options_; }
@@ -108,6 +121,16 @@ class Engine {
   Scores collect(const at::Tensor& logits, std::span<const std::int64_t> likeliest,
                  const std::vector<bool>& needed) const;
   bool needs_logits(RequestId id) const;
+  void prepare(nn::KvBatch& batch, nn::Context& context) const;
+  /// Keys and values to the host's memory and back, as the plan says.
+  void move_blocks(const StepPlan& plan);
+  void propose_drafts();
+  void take_filler_step();
+  /// Tells the drafter what the step gave.
+  void show_step(const StepPlan& plan, std::span<const StepResult> results);
+  DraftRequest draft_request(RequestId id, const Running& running, std::span<const std::int64_t> tokens) const;
+  std::int64_t draw_token(Running& running, std::span<const float> logits, std::optional<std::size_t> draft,
+                          std::int64_t drafted) const;
   bool decodes_only(const StepPlan& plan) const;
   StepResult draw(const PlannedSequence& planned, const Scores& scores, std::size_t first_row);
 
@@ -119,8 +142,10 @@ class Engine {
   std::int64_t max_len_ = 0;  // GPU: positions that tables have room for
   std::unique_ptr<DecodeGraphs> graphs_;
   std::unique_ptr<Drafter> drafter_;
+  at::Tensor hidden_;  // of the step that is being taken, for a drafter that observes
   std::map<RequestId, Running> running_;
-  std::vector<RequestId> cancelled_;  // by callbacks of the step that is being taken
+  std::map<RequestId, std::vector<nn::KvCache::Layer>> offloaded_;  // by layer, on the host
+  std::vector<RequestId> cancelled_;                                // by callbacks of the step that is being taken
   bool stepping_ = false;
 };
 

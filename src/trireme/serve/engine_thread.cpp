@@ -10,6 +10,7 @@ namespace trireme::serve {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+constexpr std::chrono::milliseconds kFollowersHear{500};  // from rank 0, at the least
 
 double seconds_from(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
 
@@ -21,12 +22,13 @@ std::optional<AnswerToken> PendingAnswer::wait() {
     return !tokens_.empty() || woken_ || broken_ || std::ranges::find(running_, true) == running_.end();
   });
   if (broken_) std::rethrow_exception(broken_);
+  std::optional<AnswerToken> token;  // the one thing that is returned: GCC 12 warns of moves that are then not made
   if (tokens_.empty()) {
     woken_ = false;
-    return std::nullopt;
+  } else {
+    token.emplace(std::move(tokens_.front()));
+    tokens_.pop_front();
   }
-  std::optional<AnswerToken> token = std::move(tokens_.front());
-  tokens_.pop_front();
   return token;
 }
 
@@ -215,12 +217,22 @@ void EngineThread::run() {
       std::vector<RequestId> cancels;
       {
         std::unique_lock lock(mutex_);
-        posted_.wait(lock, [&] {
+        const auto asked = [&] {
           return closing_ || !engine_->idle() || !posted_requests_.empty() || !posted_cancels_.empty();
-        });
-        if (closing_) return;
+        };
+        if (options_.tell) {
+          posted_.wait_for(lock, kFollowersHear, asked);
+        } else {
+          posted_.wait(lock, asked);
+        }
+        if (closing_) break;
         requests = std::exchange(posted_requests_, {});
         cancels = std::exchange(posted_cancels_, {});
+      }
+      if (options_.tell) {
+        EngineOrders orders{.cancels = cancels};
+        for (const Posted& posted : requests) orders.requests.push_back(posted.request);
+        options_.tell(orders);
       }
       for (Posted& posted : requests) {
         const RequestId id = posted.request.id;
@@ -242,6 +254,7 @@ void EngineThread::run() {
         state_.blocks[group] = scheduler.pool().count(group);
       }
     }
+    if (options_.tell) options_.tell({.end = true});
   } catch (const std::exception& error) {
     log_error("serve: a step failed: {}", error.what());
     const std::lock_guard lock(mutex_);

@@ -22,6 +22,7 @@
 #include "trireme/base/queue_meter.h"
 #include "trireme/http/metrics.h"
 #include "trireme/serve/engine.h"
+#include "trireme/serve/followed_engine.h"
 
 namespace trireme::serve {
 
@@ -64,6 +65,8 @@ class PendingAnswer {
 struct EngineThreadOptions {
   std::size_t max_requests = 256;            ///< sequences that run or wait
   std::function<void()> on_start = nullptr;  ///< called by the thread
+  /// Called by the thread before each step, and now and then while there is none: for engines that follow this one.
+  std::function<void(const EngineOrders& orders)> tell = nullptr;
 };
 
 class EngineThread {

@@ -6,10 +6,9 @@
 #include <numeric>
 
 #include "trireme/base/error.h"
+#include "trireme/base/log.h"
 #include "trireme/checkpoint/open_model.h"
-#include "trireme/parallel/gpu_exchange.h"
-#include "trireme/parallel/parallel_groups.h"
-#include "trireme/serve/quantise_model.h"
+#include "trireme/serve/rank_model.h"
 
 namespace trireme::serve {
 namespace {
@@ -33,12 +32,6 @@ EngineOptions engine_options(const GenerateRequest& request, const std::vector<s
 }
 
 }  // namespace
-
-void check_continues(const spec::ModelShape& shape) {
-  if (shape.causal && shape.num_encoder_layers == 0) return;
-  throw ConfigError("this model does not read from left to right, so it cannot continue a text",
-                    "use a GPT-2, Llama, Mistral or Qwen directory");
-}
 
 void check_sampling(const SamplingParams& sampling) {
   if (!(sampling.temperature >= 0)) throw ConfigError(fmt::format("temperature {} is below 0", sampling.temperature));
@@ -75,18 +68,12 @@ void check_tokens(std::span<const std::int64_t> tokens, const spec::ModelShape& 
   }
 }
 
-TokenLists continue_prompts(models::Model& model, const GenerateRequest& request,
-                            const nn::QuantisedWeights* quantised) {
+namespace {
+
+/// Continues the prompts `first`, `first` + `every`, ... on an engine, by ranks that all have it.
+TokenLists run_engine(Engine& engine, const GenerateRequest& request, std::size_t first, std::size_t every) {
   TokenLists added(request.prompts.size());
-  if (request.tokens == 0 || request.prompts.empty()) return added;
-  std::vector<std::int64_t> lengths;
-  for (const auto& prompt : request.prompts) {
-    lengths.push_back(static_cast<std::int64_t>(prompt.size()) + request.tokens);
-  }
-  EngineOptions options = engine_options(request, lengths);
-  options.quantised = quantised;
-  Engine engine(model, options);
-  for (std::size_t i = 0; i < request.prompts.size(); ++i) {
+  for (std::size_t i = first; i < request.prompts.size(); i += every) {
     EngineRequest one{.id = i,
                       .prompt = request.prompts[i],
                       .max_new_tokens = request.tokens,
@@ -105,47 +92,58 @@ TokenLists continue_prompts(models::Model& model, const GenerateRequest& request
     const auto why = engine.add(std::move(one));
     TRIREME_CHECK(!why, "{}", *why);
   }
-  while (!engine.idle()) engine.step();
+  if (engine.options().lockstep != nullptr) {
+    while (engine.step_together()) {
+    }
+  } else {
+    while (!engine.idle()) engine.step();
+  }
   return added;
 }
 
-struct RankModel {
-  std::unique_ptr<parallel::ParallelGroups> groups;
-  checkpoint::OpenedModel opened;
-  nn::QuantisedWeights quantised;
-};
-
-std::shared_ptr<RankModel> open_rank_model(const ModelRequest& request, comm::Group& world) {
-  const spec::ModelShape shape = checkpoint::stored_shape(request.model);
-  check_continues(shape);
-  spec::LayoutConfig layout;
-  layout.tp = world.size();
-  spec::LayoutTask task;
-  task.shape = shape;
-  task.ranks = world.size();
-  parallel::check_layout(layout, {}, task);
-  auto out = std::make_shared<RankModel>();  // shared: its type is known here alone
-  out->groups =
-      parallel::form(layout, shape, world, /*length=*/1, parallel::init_device_exchange(request.device, world));
-  checkpoint::OpenOptions options;
-  options.device = out->groups->device;
-  options.masters = false;
-  if (request.precision == GeneratePrecision::kBf16) options.precision = nn::Precision::kBf16;
-  options.build.parallel = &out->groups->parallel;
-  out->opened = checkpoint::open_model(request.model, options);
-  if (request.weights != WeightBits::kSame) {
-    using kernels::WeightFormat;
-    const auto format = request.weights == WeightBits::kInt8   ? WeightFormat::kInt8
-                        : request.weights == WeightBits::kInt4 ? WeightFormat::kInt4
-                                                               : WeightFormat::kE4m3;
-    out->quantised = quantise_model(*out->opened.model, {.format = format});
+/// What all of them will be as long as, at most.
+std::vector<std::int64_t> lengths_of(const GenerateRequest& request, std::size_t first, std::size_t every) {
+  std::vector<std::int64_t> lengths;
+  for (std::size_t i = first; i < request.prompts.size(); i += every) {
+    lengths.push_back(static_cast<std::int64_t>(request.prompts[i].size()) + request.tokens);
   }
-  return out;
+  if (lengths.empty()) lengths.push_back(1);  // a replica without prompts keeps step with the others
+  return lengths;
 }
 
-models::Model& model_of(RankModel& of) { return *of.opened.model; }
-const nn::QuantisedWeights* quantised_of(const RankModel& of) { return of.quantised.empty() ? nullptr : &of.quantised; }
-const std::optional<std::string>& tokenizer_of(const RankModel& of) { return of.opened.tokenizer; }
+/// Lists that replicas have one of, on all ranks: each is sent by the rank that leads its replica.
+void share_lists(TokenLists& lists, const RankModel& model, comm::Group& world) {
+  const auto replicas = static_cast<std::size_t>(model.replicas());
+  std::vector<std::int64_t> mine;
+  for (std::size_t i = static_cast<std::size_t>(model.replica()); model.leads_replica() && i < lists.size();
+       i += replicas) {
+    mine.push_back(static_cast<std::int64_t>(i));
+    mine.push_back(static_cast<std::int64_t>(lists[i].size()));
+    mine.insert(mine.end(), lists[i].begin(), lists[i].end());
+  }
+  const auto ranks = static_cast<std::size_t>(world.size());
+  const auto count = static_cast<std::int64_t>(mine.size());
+  std::vector<std::int64_t> all_counts(ranks);
+  world.all_gather({&count, 1, comm::DType::kI64}, {all_counts.data(), ranks, comm::DType::kI64}).wait();
+  const std::vector<std::size_t> counts(all_counts.begin(), all_counts.end());
+  std::vector<std::int64_t> all(std::accumulate(counts.begin(), counts.end(), std::size_t{0}));
+  world.all_gather_v({mine.data(), mine.size(), comm::DType::kI64}, {all.data(), all.size(), comm::DType::kI64}, counts)
+      .wait();
+  for (auto at = all.begin(); at != all.end();) {
+    const auto number = static_cast<std::size_t>(*at++);
+    const auto length = static_cast<std::ptrdiff_t>(*at++);
+    lists.at(number).assign(at, at + length);
+    at += length;
+  }
+}
+
+}  // namespace
+
+TokenLists continue_prompts(models::Model& model, const GenerateRequest& request) {
+  if (request.tokens == 0 || request.prompts.empty()) return TokenLists(request.prompts.size());
+  Engine engine(model, engine_options(request, lengths_of(request, 0, 1)));
+  return run_engine(engine, request, 0, 1);
+}
 
 TokenLists generate(const GenerateRequest& request, comm::Group& world) {
   const spec::ModelShape shape = checkpoint::stored_shape(request.model);
@@ -159,11 +157,37 @@ TokenLists generate(const GenerateRequest& request, comm::Group& world) {
     check_tokens(request.prompts[i], shape);
     check_length(static_cast<std::int64_t>(request.prompts[i].size()), request.tokens, shape, request.beyond_context);
   }
-  const auto model = open_rank_model({request.model, request.precision, request.device, request.weights}, world);
+  const ModelRequest opens{.model = request.model,
+                           .precision = request.precision,
+                           .device = request.device,
+                           .weights = request.weights,
+                           .layout = request.layout,
+                           .weight_arena_bytes = request.weight_arena_bytes};
+  const auto model = open_rank_model(opens, world);
+  if (!model->about.empty() && world.rank() == 0) log_info("{}", model->about);
+  if (request.tokens == 0 || request.prompts.empty()) return TokenLists(request.prompts.size());
   GenerateRequest mine = request;
   if (world.rank() != 0) mine.on_token = nullptr;
-  if (world.size() > 1) mine.cuda_graphs = false;  // collectives are not captured
-  return continue_prompts(model_of(*model), mine, quantised_of(*model));
+  const auto first = static_cast<std::size_t>(model->replica()), every = static_cast<std::size_t>(model->replicas());
+  EngineOptions options = engine_options(request, lengths_of(request, first, every));
+  options.speculation = rule_of(request.speculation);
+  model->set_up(options);
+  Engine engine(model->model(), options);
+  RankDrafter drafter = make_drafter(request.speculation, opens, *model, engine);
+  if (drafter.drafter) engine.set_drafter(std::move(drafter.drafter));
+  TokenLists added = run_engine(engine, mine, first, every);
+  if (model->stream && world.rank() == 0) {
+    const WeightStream::Totals totals = model->stream->totals();
+    log_info("weights: {:.1f} MB streamed, {:.2f} s of loading, of which {:.2f} s were waited for",
+             static_cast<double>(totals.bytes) / 1e6, totals.load_seconds, totals.wait_seconds);
+  }
+  if (every == 1) return added;
+  share_lists(added, *model, world);
+  for (std::size_t i = 0; i < added.size(); ++i) {  // of the other replicas
+    if (i % every == first || !mine.on_token) continue;
+    for (const std::int64_t token : added[i]) mine.on_token(i, token);
+  }
+  return added;
 }
 
 }  // namespace trireme::serve

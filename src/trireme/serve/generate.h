@@ -14,8 +14,6 @@ namespace trireme::serve {
 
 /// A ConfigError for a token outside the vocabulary: a GPU would read beside its table.
 void check_tokens(std::span<const std::int64_t> tokens, const spec::ModelShape& shape);
-/// A ConfigError for a model that does not read from left to right.
-void check_continues(const spec::ModelShape& shape);
 /// A ConfigError for settings that mean nothing.
 void check_sampling(const SamplingParams& sampling);
 /// A ConfigError where prompt and new tokens do not fit into the model's context.
@@ -25,18 +23,9 @@ void check_length(std::int64_t prompt, std::int64_t tokens, const spec::ModelSha
 inline constexpr std::int64_t kPrefillChunk = 512, kGpuPrefillChunk = 2048;
 
 /// What a model adds to each prompt. The draw for the n-th new token of prompt i is a function of (seed, i, n) alone.
-TokenLists continue_prompts(models::Model& model, const GenerateRequest& request,
-                            const nn::QuantisedWeights* quantised = nullptr);
+TokenLists continue_prompts(models::Model& model, const GenerateRequest& request);
 
-/// The model of a command, split over the ranks of `world`. A ProblemsError where it cannot be split over so many.
-struct RankModel;
-std::shared_ptr<RankModel> open_rank_model(const ModelRequest& request, comm::Group& world);
-models::Model& model_of(RankModel& of);
-/// Its matrices in fewer bits; null: none are.
-const nn::QuantisedWeights* quantised_of(const RankModel& of);
-const std::optional<std::string>& tokenizer_of(const RankModel& of);
-
-/// By all ranks of `world`, which hold the model together.
+/// By all ranks of `world`, as request.layout says; the same on all of them.
 TokenLists generate(const GenerateRequest& request, comm::Group& world);
 
 }  // namespace trireme::serve

@@ -1,20 +1,26 @@
 // serve/quantise_model.h -- a model's matrices in fewer bits, for inference.
 //
-// The matrices of attention and MLPs, which are nearly all of a dense model; embeddings, the head, norms, routers,
-// experts and what latent attention absorbs stay as they are. The parameters' own values are let go: such a model is
-// for inference alone. Training never sees it.
-// Depends on: models, nn, kernels.
+// Those of models::is_quantisable(). The parameters' own values are let go: such a model is for inference alone.
+// Training never sees it.
+// Depends on: checkpoint, models, nn, kernels.
 #pragma once
 
+#include <optional>
+
+#include "trireme/checkpoint/stored_weights.h"
 #include "trireme/kernels/quantised_weight.h"
 #include "trireme/models/model.h"
 #include "trireme/nn/kv_cache.h"
 
 namespace trireme::serve {
 
-/// Whether a parameter is one of them.
-bool is_quantised(const nn::Param& param);
 /// Each of them, quantised where it lies. ConfigError where a group of int4 does not divide a matrix.
 nn::QuantisedWeights quantise_model(models::Model& model, const kernels::QuantiseWeight& how);
+
+/// Each of them, read from where the model was opened without them (OpenOptions::left_out), one at a time: as it is
+/// stored there, or, with `how`, quantised here. A stored matrix whose groups are not neighbours (GPTQ's act-order)
+/// becomes a plain one, and the log says so.
+nn::QuantisedWeights load_quantised(models::Model& model, const checkpoint::StoredWeights& weights, at::Device device,
+                                    nn::Precision precision, const std::optional<kernels::QuantiseWeight>& how);
 
 }  // namespace trireme::serve

@@ -15,6 +15,7 @@
 #include "trireme/base/version.h"
 #include "trireme/device/cuda.h"
 #include "trireme/serve/generate.h"
+#include "trireme/serve/rank_model.h"
 
 namespace trireme::serve {
 namespace {
@@ -77,6 +78,12 @@ std::int64_t kv_tokens_for(const ServeRequest& request, const models::Model& mod
                   std::min(request.max_sequences * max_len, cache_bytes(model.params.begin()->value.device()) / bytes));
 }
 
+/// Ranks are to plan alike.
+std::int64_t agreed_kv_tokens(std::int64_t mine, comm::Group& world) {
+  if (world.size() > 1) world.all_reduce({&mine, 1, comm::DType::kI64}, comm::Reduce::kMin).wait();
+  return mine;
+}
+
 double seconds_of(Engine& engine) {
   const auto begin = Clock::now();
   engine.step();
@@ -117,13 +124,16 @@ InvariantPrice measure_invariant_price(models::Model& model) {
 }
 
 bool run_server(const ServeRequest& request, comm::Group& world) {
-  if (world.size() != 1) {
-    throw ConfigError(fmt::format("the server runs on one rank, but {} were started", world.size()),
-                      "start one; `trireme generate --tp` splits a model over ranks");
+  if (request.model.layout.dp > 1) {
+    throw ConfigError("a server is one replica",
+                      "start a server for each, or batches with trireme generate --input --dp");
   }
-  std::optional<StopSignals> signals(std::in_place);
+  const bool leads = world.rank() == 0;
+  // Ranks that are processes all hear the terminal; rank 0 says when it is over.
+  std::optional<StopSignals> signals;
+  if (leads || world.has_processes()) signals.emplace();
   const auto opened = open_rank_model(request.model, world);
-  models::Model& model = model_of(*opened);
+  models::Model& model = opened->model();
   const std::int64_t max_len = request.max_len > 0 ? request.max_len : model.shape.max_seq_len;
   if (max_len > model.shape.max_seq_len) {
     throw ConfigError(
@@ -131,35 +141,49 @@ bool run_server(const ServeRequest& request, comm::Group& world) {
         fmt::format("say --max-len {} or less", model.shape.max_seq_len));
   }
   ModelText text = find_model_text(request.model.model,
-                                   request.tokenizer.empty() ? tokenizer_of(*opened).value_or("") : request.tokenizer,
+                                   request.tokenizer.empty() ? opened->tokenizer().value_or("") : request.tokenizer,
                                    request.chat_template);
   std::ofstream log;
-  if (!request.schedule_log.empty()) {
+  if (leads && !request.schedule_log.empty()) {
     log.open(request.schedule_log);
     if (!log) throw IoError(fmt::format("{} cannot be written", request.schedule_log.string()));
   }
   const bool gpu = request.model.device == spec::DeviceKind::kCuda;
   const auto given_or = [](std::int64_t given, std::int64_t otherwise) { return given > 0 ? given : otherwise; };
-  const EngineOptions options{
+  EngineOptions options{
       .max_batch_tokens = std::max(given_or(request.max_batch_tokens, gpu ? 8192 : 512), request.max_sequences),
       .max_sequences = request.max_sequences,
       .prefill_chunk = given_or(request.prefill_chunk, gpu ? 2048 : 256),
-      .kv_tokens = kv_tokens_for(request, model, max_len),
+      .kv_tokens = agreed_kv_tokens(kv_tokens_for(request, model, max_len), world),
+      .kv_offload_tokens = request.kv_offload_tokens,
       .prefix_cache = request.prefix_cache,
       .invariant = request.invariant,
       .cuda_graphs = request.cuda_graphs,
-      .quantised = quantised_of(*opened),
+      .speculation = rule_of(request.speculation),
       .schedule_log = log.is_open() ? &log : nullptr};
+  opened->set_up(options);
+  RankDrafter drafter;
+  const auto make_engine = [&] {
+    auto engine = std::make_unique<Engine>(model, options);
+    drafter = make_drafter(request.speculation, request.model, *opened, *engine);
+    if (drafter.drafter) engine->set_drafter(std::move(drafter.drafter));
+    return engine;
+  };
+  if (!leads) {
+    follow(*make_engine(), world);
+    return true;
+  }
   std::string about =
       fmt::format("KV cache of {} tokens, {} sequences a step, prefix cache {}, chat template: {}", options.kv_tokens,
                   options.max_sequences, options.prefix_cache ? "on" : "off", text.chat ? text.chat->origin() : "none");
-  if (request.invariant && !gpu && quantised_of(*opened) == nullptr) {
+  if (!opened->about.empty()) about += "\n" + opened->about;
+  const bool measures = world.size() == 1 && opened->stream == nullptr && opened->quantised() == nullptr;
+  if (request.invariant && !gpu && measures) {
     const InvariantPrice price = measure_invariant_price(model);
     about += fmt::format("\nbatch-invariant: prefill takes {:.2f}, decode {:.2f} of the time without", price.prefill,
                          price.decode);
   }
-  auto engine = std::make_unique<Engine>(model, options);
-  if (request.ngram > 0) engine->set_drafter(ngram_drafter({.most = request.ngram}));
+  auto engine = make_engine();
 
   InferenceServerOptions server_options;
   server_options.http.address = request.host;
@@ -171,7 +195,10 @@ bool run_server(const ServeRequest& request, comm::Group& world) {
   server_options.max_len = max_len;
   server_options.max_requests = request.max_requests;
   server_options.seed = request.seed;
-  const int cores = std::max(1, usable_cores());
+  const int cores = std::max(1, usable_cores() / std::max(1, request.local_ranks));
+  if (world.size() > 1) {
+    server_options.tell = [&world](const EngineOrders& orders) { tell_followers(world, orders); };
+  }
   server_options.on_engine_start = [cores] { at::set_num_threads(cores); };
   InferenceServer server(std::move(engine), std::move(text), std::move(server_options));
   server.start();

@@ -71,13 +71,52 @@ std::int64_t draw_from(const Ids& order, std::size_t kept, const Weights& weight
   return order[kept - 1];  // rounding left a little at the end
 }
 
+std::size_t most_candidates(std::span<const float> logits, const SamplingParams& params) {
+  return params.top_k > 0 ? std::min(logits.size(), static_cast<std::size_t>(params.top_k)) : logits.size();
+}
+
+/// Nothing is left out, so nothing need be sorted.
+bool draws_from_all(std::span<const float> logits, const SamplingParams& params) {
+  return most_candidates(logits, params) == logits.size() && params.top_p >= 1 && params.min_p <= 0;
+}
+
+/// What top-k, top-p and min-p leave: the first `nucleus.kept` of `order`.
+struct Candidates {
+  Ids order;
+  Nucleus nucleus;
+};
+Candidates likeliest_candidates(std::span<const float> logits, const SamplingParams& params, const Weights& weights) {
+  const std::size_t candidates = most_candidates(logits, params);
+  double total = 0;  // of the candidates
+  Ids order;
+  if (candidates < logits.size()) {
+    order = likeliest(logits, candidates);
+    for (const std::int32_t id : order) total += weights.of(id);
+  } else {
+    for (std::size_t id = 0; id < logits.size(); ++id) total += weights.of(static_cast<std::int32_t>(id));
+    order = likeliest(logits, 256);  // a nucleus is small as a rule
+  }
+  // top_p = 1 asks for all; the sum of rounded weights in another order may fall a little short of it.
+  const double wanted = params.top_p >= 1 ? std::numeric_limits<double>::infinity() : params.top_p * total;
+  Nucleus nucleus = nucleus_of(order, weights, wanted, params.min_p);
+  while (!nucleus.whole && order.size() < candidates) {
+    order = likeliest(logits, std::min(candidates, order.size() * 16));
+    nucleus = nucleus_of(order, weights, wanted, params.min_p);
+  }
+  return {std::move(order), nucleus};
+}
+
 }  // namespace
 
 void TokenCounts::add_prompt(std::span<const std::int64_t> tokens) {
   for (const std::int64_t token : tokens) ++counts_[token].prompt;
 }
 
-Draws::Draws(std::uint64_t seed, std::uint64_t choice) : random_(seed, fmt::format("generate/sequence {}", choice)) {}
+Draws::Draws(std::uint64_t seed, std::uint64_t choice)
+    : random_(seed, fmt::format("generate/sequence {}", choice)),
+      draft_(seed, fmt::format("generate/sequence {}/draft", choice)),
+      accept_(seed, fmt::format("generate/sequence {}/accept", choice)),
+      residual_(seed, fmt::format("generate/sequence {}/residual", choice)) {}
 
 void adjust(std::span<float> logits, const SamplingParams& params, const TokenCounts& counts) {
   const auto repeat = static_cast<float>(params.repetition_penalty);
@@ -106,10 +145,8 @@ std::int64_t sample(std::span<const float> logits, const SamplingParams& params,
   const auto best = std::max_element(logits.begin(), logits.end());
   if (params.temperature <= 0 || params.top_k == 1) return best - logits.begin();
   const Weights weights{logits, *best, params.temperature};
-  const std::size_t candidates =
-      params.top_k > 0 ? std::min(logits.size(), static_cast<std::size_t>(params.top_k)) : logits.size();
-  if (candidates == logits.size() && params.top_p >= 1 && params.min_p <= 0) {
-    // Nothing is left out, so nothing need be sorted: tokens in the order of their numbers.
+  if (draws_from_all(logits, params)) {
+    // Tokens in the order of their numbers.
     double total = 0;
     for (std::size_t id = 0; id < logits.size(); ++id) total += weights.of(static_cast<std::int32_t>(id));
     double below = draw * total;
@@ -122,23 +159,49 @@ std::int64_t sample(std::span<const float> logits, const SamplingParams& params,
     }
     return static_cast<std::int64_t>(last);
   }
-  double total = 0;  // of the candidates
-  Ids order;
-  if (candidates < logits.size()) {
-    order = likeliest(logits, candidates);
-    for (const std::int32_t id : order) total += weights.of(id);
+  const Candidates some = likeliest_candidates(logits, params, weights);
+  return draw_from(some.order, some.nucleus.kept, weights, draw * some.nucleus.mass);
+}
+
+double Distribution::of(std::int64_t token) const {
+  const auto found = std::ranges::lower_bound(tokens, token);
+  if (found == tokens.end() || *found != token) return 0;
+  return probabilities[static_cast<std::size_t>(found - tokens.begin())];
+}
+
+std::int64_t Distribution::draw(double number) const {
+  for (std::size_t i = 0; i < tokens.size(); ++i) {
+    number -= probabilities[i];
+    if (number < 0) return tokens[i];
+  }
+  return tokens.back();  // rounding left a little at the end
+}
+
+Distribution distribution_of(std::span<const float> logits, const SamplingParams& params) {
+  const auto best = std::max_element(logits.begin(), logits.end());
+  if (params.temperature <= 0 || params.top_k == 1) return {{best - logits.begin()}, {1.0}};
+  const Weights weights{logits, *best, params.temperature};
+  Ids ids;
+  if (draws_from_all(logits, params)) {
+    ids.resize(logits.size());
+    std::iota(ids.begin(), ids.end(), 0);
   } else {
-    for (std::size_t id = 0; id < logits.size(); ++id) total += weights.of(static_cast<std::int32_t>(id));
-    order = likeliest(logits, 256);  // a nucleus is small as a rule
+    Candidates some = likeliest_candidates(logits, params, weights);
+    some.order.resize(some.nucleus.kept);
+    std::ranges::sort(some.order);
+    ids = std::move(some.order);
   }
-  // top_p = 1 asks for all; the sum of rounded weights in another order may fall a little short of it.
-  const double wanted = params.top_p >= 1 ? std::numeric_limits<double>::infinity() : params.top_p * total;
-  Nucleus nucleus = nucleus_of(order, weights, wanted, params.min_p);
-  while (!nucleus.whole && order.size() < candidates) {
-    order = likeliest(logits, std::min(candidates, order.size() * 16));
-    nucleus = nucleus_of(order, weights, wanted, params.min_p);
+  Distribution out;
+  double total = 0;
+  for (const std::int32_t id : ids) {
+    const double weight = weights.of(id);
+    if (weight <= 0) continue;
+    out.tokens.push_back(id);
+    out.probabilities.push_back(weight);
+    total += weight;
   }
-  return draw_from(order, nucleus.kept, weights, draw * nucleus.mass);
+  for (double& probability : out.probabilities) probability /= total;
+  return out;
 }
 
 Logprobs logprobs_of(std::span<const float> logits, std::int64_t token, std::size_t top) {

@@ -55,15 +55,28 @@ class Draws {
  public:
   Draws(std::uint64_t seed, std::uint64_t choice);
   double uniform(std::uint64_t token_number) const { return random_.uniform(token_number); }
+  /// The rejection rule's own: what a draft is drawn with, whether it is accepted, and what stands in its place.
+  double draft(std::uint64_t token_number) const { return draft_.uniform(token_number); }
+  double accept(std::uint64_t token_number) const { return accept_.uniform(token_number); }
+  double residual(std::uint64_t token_number) const { return residual_.uniform(token_number); }
 
  private:
-  Random random_;
+  Random random_, draft_, accept_, residual_;
 };
 
 /// Penalties and biases, in float.
 void adjust(std::span<float> logits, const SamplingParams& params, const TokenCounts& counts);
 /// Draws a token from logits that are adjusted already, with one number in [0, 1).
 std::int64_t sample(std::span<const float> logits, const SamplingParams& params, double draw);
+
+/// What sample() draws from: tokens in the order of their numbers, with probabilities above 0 that add up to 1.
+struct Distribution {
+  std::vector<std::int64_t> tokens = {};
+  std::vector<double> probabilities = {};
+  double of(std::int64_t token) const;  ///< 0: none of them
+  std::int64_t draw(double number) const;
+};
+Distribution distribution_of(std::span<const float> logits, const SamplingParams& params);
 
 struct TokenLogprob {
   std::int64_t token = 0;

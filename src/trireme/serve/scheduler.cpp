@@ -21,6 +21,13 @@ std::string to_text(const StepPlan& plan) {
   };
   list("admits", plan.admitted);
   list("preempts", plan.preempted);
+  const auto copies = [&](const char* what, const std::vector<BlockCopy>& of) {
+    for (const BlockCopy& copy : of) {
+      fmt::format_to(std::back_inserter(out), " {} {}:{}+{}", what, copy.id, copy.first, copy.blocks.size());
+    }
+  };
+  copies("offloads", plan.offloaded);
+  copies("restores", plan.restored);
   return out;
 }
 
@@ -30,6 +37,10 @@ Scheduler::Scheduler(SchedulerOptions options)
   TRIREME_CHECK(options_.max_batch_tokens > 0 && options_.max_sequences > 0 && options_.prefill_chunk > 0,
                 "a step of {} tokens, {} sequences, chunks of {}", options_.max_batch_tokens, options_.max_sequences,
                 options_.prefill_chunk);
+  const bool windows = std::ranges::any_of(options_.groups, [](const auto& group) { return group.window > 0; });
+  if (options_.offload_blocks > 0 && (windows || options_.groups.size() != 1)) {
+    throw ConfigError("the KV cache of layers with sliding windows is not offloaded", "leave the offload out");
+  }
 }
 
 std::optional<std::string> Scheduler::why_never(std::int64_t prompt_len, std::int64_t max_new_tokens) const {
@@ -72,6 +83,7 @@ void Scheduler::end(std::uint64_t arrival, Sequence& sequence) {
     pool_.release(sequence.blocks);
     --running_;
   }
+  offloaded_blocks_ -= nn::blocks_for(sequence.offloaded);
   arrivals_.erase(sequence.id);
   requests_.erase(arrival);
 }
@@ -108,6 +120,7 @@ void Scheduler::preempt(Sequence& sequence, StepPlan& plan) {
     plan.sequences.erase(planned);
   }
   drop_planned_drafts(sequence);
+  offload(sequence, plan);
   pool_.release(sequence.blocks);
   sequence.computed = 0;
   sequence.is_running = false;
@@ -115,6 +128,19 @@ void Scheduler::preempt(Sequence& sequence, StepPlan& plan) {
   ++sequence.progress.preemptions;
   ++totals_.preemptions;
   plan.preempted.push_back(sequence.id);
+}
+
+/// What it has goes to other memory, while there is room.
+void Scheduler::offload(Sequence& sequence, StepPlan& plan) {
+  // Admitted by this very plan: what was to be copied back is there still.
+  const bool there = std::erase_if(plan.restored, [&](const BlockCopy& copy) { return copy.id == sequence.id; }) > 0;
+  const std::int64_t blocks = nn::blocks_for(sequence.computed);
+  if (blocks == 0 || offloaded_blocks_ + blocks > options_.offload_blocks) return;
+  offloaded_blocks_ += blocks;
+  sequence.offloaded = sequence.computed;
+  if (there) return;
+  const auto& table = sequence.blocks.tables[0].blocks;
+  plan.offloaded.push_back({sequence.id, 0, {table.begin(), table.begin() + blocks}});
 }
 
 /// Gives the sequence blocks for `query_len` more tokens and a place in the plan. False where it was preempted itself.
@@ -141,7 +167,7 @@ bool Scheduler::place(std::uint64_t arrival, Sequence& sequence, std::int64_t qu
 }
 
 /// Takes cached blocks of the sequence's prefix, if there is room for all that is known of it.
-bool Scheduler::admit(Sequence& sequence) {
+bool Scheduler::admit(Sequence& sequence, StepPlan& plan) {
   sequence.blocks = pool_.begin(sequence.salt);
   const std::int64_t cached = pool_.acquire(sequence.blocks, sequence.tokens);
   const std::int64_t length = std::min(sequence.known() + 1, sequence.max_len);
@@ -150,6 +176,17 @@ bool Scheduler::admit(Sequence& sequence) {
     return false;
   }
   sequence.computed = cached;
+  if (sequence.offloaded > cached) {
+    const bool room = pool_.reserve(sequence.blocks, sequence.offloaded);
+    TRIREME_CHECK(room, "request {} was to have room for {} tokens", sequence.id, length);
+    const auto& table = sequence.blocks.tables[0].blocks;
+    const std::int64_t first = cached / nn::kKvBlockSize;
+    plan.restored.push_back(
+        {sequence.id, first, {table.begin() + first, table.begin() + nn::blocks_for(sequence.offloaded)}});
+    totals_.restored_tokens += sequence.offloaded - cached;
+    sequence.computed = sequence.offloaded;
+  }
+  offloaded_blocks_ -= nn::blocks_for(std::exchange(sequence.offloaded, 0));
   totals_.cached_tokens += cached;
   if (sequence.progress.preemptions == 0) sequence.progress.cached_tokens = cached;
   sequence.is_running = true;
@@ -196,7 +233,7 @@ StepPlan Scheduler::plan() {
   // Whoever was preempted in this step waits for the next: its blocks were needed.
   for (auto& [arrival, sequence] : requests_) {
     if (sequence.is_running) continue;
-    if (!plan.preempted.empty() || full() || running_ >= options_.max_sequences || !admit(sequence)) break;
+    if (!plan.preempted.empty() || full() || running_ >= options_.max_sequences || !admit(sequence, plan)) break;
     plan.admitted.push_back(sequence.id);
     place(arrival, sequence, std::min({left(sequence), options_.prefill_chunk, budget()}), plan);
   }
@@ -247,11 +284,16 @@ std::vector<RequestId> Scheduler::complete(const StepPlan& plan, std::span<const
 
 void Scheduler::check() const {
   std::vector<const SequenceBlocks*> sequences;
+  std::int64_t offloaded = 0;
   for (const auto& [arrival, sequence] : requests_) {
+    TRIREME_CHECK(!sequence.is_running || sequence.offloaded == 0, "request {} runs and is offloaded", sequence.id);
+    offloaded += nn::blocks_for(sequence.offloaded);
     if (sequence.is_running) sequences.push_back(&sequence.blocks);
   }
   TRIREME_CHECK(static_cast<std::int64_t>(sequences.size()) == running_, "{} sequences run, not {}", sequences.size(),
                 running_);
+  TRIREME_CHECK(offloaded == offloaded_blocks_ && offloaded <= options_.offload_blocks, "{} blocks offloaded, not {}",
+                offloaded, offloaded_blocks_);
   pool_.check(sequences);
 }
 

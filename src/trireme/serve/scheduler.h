@@ -37,6 +37,9 @@ struct SchedulerOptions {
   std::int64_t prefill_chunk = 512;     ///< of a prompt in a step
   bool prefix_cache = true;
   int hash_bits = 64;  ///< of the prefix cache: BlockPoolOptions
+  /// Blocks of other memory: what preempted sequences had is copied there while there is room, and back when they are
+  /// admitted again, in place of being recomputed. Of caches without sliding windows.
+  std::int64_t offload_blocks = 0;
 };
 
 struct SequenceRequest {
@@ -55,9 +58,19 @@ struct PlannedSequence {
   bool operator==(const PlannedSequence&) const = default;
 };
 
+/// Blocks of a sequence, the first of which is its block number `first`.
+struct BlockCopy {
+  RequestId id = 0;
+  std::int64_t first = 0;
+  std::vector<nn::BlockId> blocks = {};
+  bool operator==(const BlockCopy&) const = default;
+};
+
 struct StepPlan {
   std::vector<PlannedSequence> sequences = {};
   std::vector<RequestId> admitted = {}, preempted = {};
+  /// Before the step: first these are copied to other memory, then those back from it. Blocks may be in both.
+  std::vector<BlockCopy> offloaded = {}, restored = {};
   std::int64_t tokens = 0;
   bool operator==(const StepPlan&) const = default;
 };
@@ -107,14 +120,17 @@ class Scheduler {
 
   struct Totals {
     std::int64_t steps = 0, preemptions = 0;
-    std::int64_t prefill_tokens = 0;  ///< computed, recomputation after a preemption included
-    std::int64_t decode_tokens = 0;   ///< computed in steps that had one new token of a sequence, and drafts
-    std::int64_t cached_tokens = 0;   ///< not computed, since the prefix cache had them
+    std::int64_t prefill_tokens = 0;   ///< computed, recomputation after a preemption included
+    std::int64_t decode_tokens = 0;    ///< computed in steps that had one new token of a sequence, and drafts
+    std::int64_t cached_tokens = 0;    ///< not computed, since the prefix cache had them
+    std::int64_t restored_tokens = 0;  ///< not computed again, since they were copied back
     std::int64_t drafts = 0, accepted_drafts = 0;
   };
   const Totals& totals() const { return totals_; }
   const BlockPool& pool() const { return pool_; }
   const SchedulerOptions& options() const { return options_; }
+  /// Blocks of other memory that hold something.
+  std::int64_t offloaded_blocks() const { return offloaded_blocks_; }
   /// BlockPool::check over all sequences.
   void check() const;
 
@@ -125,6 +141,7 @@ class Scheduler {
     std::vector<std::int64_t> drafts = {};
     std::string salt = {};
     std::int64_t prompt_len = 0, max_len = 0, computed = 0, planned_drafts = 0;
+    std::int64_t offloaded = 0;  // tokens that lie in other memory while it waits
     Progress progress = {};
     bool is_running = false;
     RequestId id = 0;
@@ -135,7 +152,8 @@ class Scheduler {
   void preempt(Sequence& sequence, StepPlan& plan);
   void drop_planned_drafts(Sequence& sequence);
   bool place(std::uint64_t arrival, Sequence& sequence, std::int64_t tokens, StepPlan& plan);
-  bool admit(Sequence& sequence);
+  bool admit(Sequence& sequence, StepPlan& plan);
+  void offload(Sequence& sequence, StepPlan& plan);
   void end(std::uint64_t arrival, Sequence& sequence);
 
   SchedulerOptions options_;
@@ -143,7 +161,7 @@ class Scheduler {
   std::map<std::uint64_t, Sequence> requests_;  // by arrival
   std::map<RequestId, std::uint64_t> arrivals_;
   std::uint64_t next_arrival_ = 0;
-  std::int64_t running_ = 0;
+  std::int64_t running_ = 0, offloaded_blocks_ = 0;
   Totals totals_;
 };
 

@@ -94,6 +94,8 @@ SchedulerOptions read_options(LogLine& line) {
   options.prefix_cache = line.number<int>() != 0;
   line.expect("hash");
   options.hash_bits = line.number<int>();
+  line.expect("offload");
+  options.offload_blocks = line.number<std::int64_t>();
   line.expect("groups");
   for (auto word = line.word(); !word.empty(); word = line.word()) {
     const std::size_t times = std::min(word.find('x'), word.size() - 1);
@@ -126,8 +128,8 @@ LoggedScheduler::LoggedScheduler(SchedulerOptions options, std::ostream* log)
     : scheduler_(std::move(options)), log_(log) {
   if (!log_) return;
   const SchedulerOptions& of = scheduler_.options();
-  fmt::print(*log_, "options tokens {} sequences {} chunk {} prefix {} hash {} groups", of.max_batch_tokens,
-             of.max_sequences, of.prefill_chunk, of.prefix_cache ? 1 : 0, of.hash_bits);
+  fmt::print(*log_, "options tokens {} sequences {} chunk {} prefix {} hash {} offload {} groups", of.max_batch_tokens,
+             of.max_sequences, of.prefill_chunk, of.prefix_cache ? 1 : 0, of.hash_bits, of.offload_blocks);
   for (const nn::KvCacheGroup& group : of.groups) fmt::print(*log_, " {}x{}", group.window, group.num_blocks);
   fmt::print(*log_, "\n");
 }

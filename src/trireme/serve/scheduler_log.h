@@ -4,7 +4,7 @@
 //   replay(file);                                      // an InternalError at the first plan that differs
 //
 // Every call is a line; a plan is written too, so that a replay compares it with what the same calls give now:
-//   options tokens 64 sequences 8 chunk 16 prefix 1 hash 64 groups 0x40
+//   options tokens 64 sequences 8 chunk 16 prefix 1 hash 64 offload 0 groups 0x40
 //   add 7 max 12 salt x prompt 5,17,3
 //   plan 7:0+3s admits 7
 //   done 7=12

@@ -95,7 +95,8 @@ InferenceServer::InferenceServer(std::unique_ptr<Engine> engine, ModelText text,
               .max_len = options_.max_len,
               .max_choices = std::min<std::size_t>(128, options_.max_requests)},
       started_(static_cast<std::int64_t>(wall_seconds())),
-      engine_(std::move(engine), {.max_requests = options_.max_requests, .on_start = options_.on_engine_start},
+      engine_(std::move(engine),
+              {.max_requests = options_.max_requests, .on_start = options_.on_engine_start, .tell = options_.tell},
               metrics_),
       http_(with_requests(options_.http, options_.max_requests), metrics_) {
   http_.get("/v1/models", [this](const http::Request& request) { return models(request); });

@@ -31,6 +31,7 @@ struct InferenceServerOptions {
   std::size_t max_requests = 256;  ///< sequences that run or wait; more get 429
   std::uint64_t seed = 0;          ///< of requests that bring none, together with their number
   std::function<void()> on_engine_start = nullptr;
+  std::function<void(const EngineOrders& orders)> tell = nullptr;  ///< EngineThreadOptions
 };
 
 class InferenceServer {

@@ -9,6 +9,7 @@
 #include "trireme/base/progress.h"
 #include "trireme/checkpoint/init_weights.h"
 #include "trireme/checkpoint/open_model.h"
+#include "trireme/checkpoint/run_folder.h"
 #include "trireme/checkpoint/stored_weights.h"
 #include "trireme/data/open_samples.h"
 #include "trireme/data/tokenizer/tokenizer.h"
@@ -69,6 +70,7 @@ EvalResult evaluate_model(const EvalRequest& request, comm::Rank& rank) {
   options.device = groups->device;
   options.build.parallel = &groups->parallel;
   checkpoint::OpenedModel opened = checkpoint::open_model(request.model, options);
+  if (!request.data_of.empty()) opened.recipe = checkpoint::read_run_recipe(request.data_of);
   spec::Recipe recipe = opened.recipe.value_or(spec::Recipe{});
   recipe.model = spec::resolved(spec::config_of(opened.model->shape));
   data::Split split = data::Split::kValidation;

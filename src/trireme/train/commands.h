@@ -71,6 +71,7 @@ struct MemoryRequest {
 /// `trireme eval`: called by every rank.
 struct EvalRequest {
   std::filesystem::path model;           ///< a run, a checkpoint, or a Hugging Face directory
+  std::filesystem::path data_of = {};    ///< the run or checkpoint whose validation data it is; empty: the model's
   std::optional<spec::DataConfig> data;  ///< instead of the run's own validation data
   std::optional<std::int64_t> seq_len;   ///< of `data`; unset: as long as the run was trained with
   bool beyond_context = false;           ///< samples may be longer than the model's max_seq_len
@@ -139,6 +140,14 @@ struct ConvertRequest {
   enum class Kind : std::uint8_t { kHuggingFace, kCheckpoint };
   Kind kind = Kind::kHuggingFace;
   std::string dtype = "F32";  ///< of the published tensors
+  /// Matrices of attention and MLPs in fewer bits, with scales of rows or groups: models/matrix_codec.h. Hugging Face
+  /// folders only.
+  enum class Bits : std::uint8_t { kPlain, kInt8, kInt4, kFp8 };
+  enum class Int4Layout : std::uint8_t { kGptq, kAwq };
+  Bits bits = Bits::kPlain;
+  Int4Layout int4_layout = Int4Layout::kGptq;
+  std::int64_t group = 128;  ///< int4: inputs that share a scale
+  bool symmetric = false;    ///< int4: without zero points
 };
 struct ConvertResult {
   std::int64_t parameters = 0, tensors = 0;
@@ -157,7 +166,7 @@ struct Commands {
   /// The shape that a Hugging Face config.json describes; no weights are read.
   spec::ModelShape (*published_shape)(const std::filesystem::path& config);
 };
-inline constexpr std::uint32_t kVersion = 11;
+inline constexpr std::uint32_t kVersion = 12;
 
 extern "C" const Commands* trireme_train();
 using Entry = const Commands*();

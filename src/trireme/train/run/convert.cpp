@@ -2,8 +2,10 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstring>
 #include <map>
+#include <memory>
 #include <nlohmann/json.hpp>
 
 #include "trireme/base/error.h"
@@ -13,6 +15,7 @@
 #include "trireme/formats/checkpoint_rewrite.h"
 #include "trireme/formats/hf_directory.h"
 #include "trireme/layout/hash.h"
+#include "trireme/models/matrix_codec.h"
 #include "trireme/models/published.h"
 #include "trireme/nn/state.h"
 #include "trireme/train/run/run_files.h"
@@ -74,6 +77,20 @@ void add_tokenizer(const std::optional<std::string>& named, models::PublishedTex
   texts.files["tokenizer.json"] = read_text_file(*named, kMaxTextBytes);
 }
 
+/// Null: plain matrices.
+std::unique_ptr<models::MatrixCodec> codec_of(const ConvertRequest& request) {
+  using Bits = ConvertRequest::Bits;
+  using kernels::WeightFormat;
+  if (request.bits == Bits::kPlain) return nullptr;
+  const bool awq = request.int4_layout == ConvertRequest::Int4Layout::kAwq;
+  return models::make_codec({.format = request.bits == Bits::kInt8   ? WeightFormat::kInt8
+                                       : request.bits == Bits::kInt4 ? WeightFormat::kInt4
+                                                                     : WeightFormat::kE4m3,
+                             .group = request.group,
+                             .symmetric = request.symmetric,
+                             .layout = awq ? models::QuantisedLayout::kAwq : models::QuantisedLayout::kGptq});
+}
+
 std::int64_t write_published(const checkpoint::StoredWeights& weights, const ConvertRequest& request) {
   const auto published = weights.published();
   models::PublishedTexts texts = published ? *published : own_texts(weights.tokenizer(), weights.model().shape);
@@ -82,8 +99,20 @@ std::int64_t write_published(const checkpoint::StoredWeights& weights, const Con
   models::save_published(
       weights.model(), request.to, dtype_of(request.dtype),
       [&](const nn::Param& param, std::int64_t begin, std::int64_t end) { return weights.read(param, begin, end); },
-      texts);
+      texts, codec_of(request).get());
   return static_cast<std::int64_t>(formats::HfDirectory(request.to).tensors().size());
+}
+
+void check_quantises(const checkpoint::StoredWeights& weights, const ConvertRequest& request) {
+  if (request.dtype == "F8_E4M3")
+    throw ConfigError("F8_E4M3 is a way of its own to quantise matrices", "give the other tensors F32, BF16 or F16");
+  if (weights.is_quantised())
+    throw ConfigError(fmt::format("{} has its matrices in fewer bits already", weights.what()),
+                      "quantise the folder that it was made of");
+  const auto& params = weights.model().params;
+  if (std::ranges::none_of(params, [](const nn::Param& param) { return models::is_quantisable(param); }))
+    throw ConfigError(
+        fmt::format("{} has no matrices to quantise: experts and latent projections stay as they are", weights.what()));
 }
 
 /// Weights alone, at step 0, with a recipe that holds the model: what model.init_from, eval and generate take.
@@ -145,6 +174,7 @@ ConvertResult convert(const ConvertRequest& request) {
   }
   dtype_of(request.dtype);
   const checkpoint::StoredWeights weights(request.from);
+  if (request.bits != ConvertRequest::Bits::kPlain) check_quantises(weights, request);
   ConvertResult result{.parameters = weights.model().params.elements()};
   result.tensors = request.kind == ConvertRequest::Kind::kHuggingFace ? write_published(weights, request)
                                                                       : write_checkpoint(weights, request);

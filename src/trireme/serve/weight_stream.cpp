@@ -1,0 +1,189 @@
+#include "trireme/serve/weight_stream.h"
+
+#include <ATen/ops/empty.h>
+#include <c10/util/ParallelGuard.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <numeric>
+
+#include "trireme/base/error.h"
+#include "trireme/nn/multi_token.h"
+
+namespace trireme::serve {
+namespace {
+
+using StreamClock = std::chrono::steady_clock;
+constexpr std::int64_t kBuffers = 2;
+
+double seconds_since(StreamClock::time_point begin) {
+  return std::chrono::duration<double>(StreamClock::now() - begin).count();
+}
+
+bool is_run(const models::NamedLayer& entry) {
+  return dynamic_cast<const nn::MultiTokenPrediction*>(entry.layer.get()) == nullptr;
+}
+
+std::int64_t local_elements(const nn::Param& param) { return layout::local_elements(param.placement); }
+
+}  // namespace
+
+std::vector<StreamUnit> stream_units(const models::Model& model, std::int64_t bytes_per_element) {
+  std::vector<StreamUnit> units;
+  for (const models::NamedLayer& entry : model.layers) {
+    if (!is_run(entry)) continue;
+    StreamUnit& unit = units.emplace_back(StreamUnit{entry.name});
+    for (const nn::Param* param : entry.params) unit.bytes += local_elements(*param) * bytes_per_element;
+  }
+  return units;
+}
+
+StreamPlan plan_stream(const std::vector<StreamUnit>& units, std::int64_t arena_bytes) {
+  StreamPlan plan;
+  const std::int64_t all = std::accumulate(units.begin(), units.end(), std::int64_t{0},
+                                           [](std::int64_t sum, const StreamUnit& unit) { return sum + unit.bytes; });
+  // Largest first: what stays is not what buffers must be large for.
+  std::vector<std::size_t> order(units.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::ranges::stable_sort(order, [&](std::size_t a, std::size_t b) { return units[a].bytes > units[b].bytes; });
+  std::vector<bool> best;
+  std::int64_t most = -1;
+  // With the `large` largest ones resident, the next decides the buffers; then as many of the others as there is room.
+  for (std::size_t large = 0; large <= order.size(); ++large) {
+    std::vector<bool> stays(units.size(), false);
+    std::int64_t bytes = 0;
+    for (std::size_t i = 0; i < large; ++i) stays[order[i]] = true, bytes += units[order[i]].bytes;
+    const std::int64_t buffer = large < order.size() ? units[order[large]].bytes : 0;
+    if (bytes + kBuffers * buffer > arena_bytes) continue;
+    for (std::size_t i = large + 1; i < order.size(); ++i) {
+      const std::int64_t more = units[order[i]].bytes;
+      if (bytes + more + kBuffers * buffer > arena_bytes) continue;
+      stays[order[i]] = true;
+      bytes += more;
+    }
+    if (bytes <= most) continue;
+    most = bytes;
+    best = stays;
+    plan.buffer_bytes = buffer;
+  }
+  if (most < 0) {
+    const std::int64_t least = kBuffers * units[order[0]].bytes;
+    throw ConfigError(
+        fmt::format("weights of {} bytes cannot be streamed through {}: the largest layer, {}, takes {}, and "
+                    "one is loaded while another computes",
+                    all, arena_bytes, units[order[0]].name, units[order[0]].bytes),
+        fmt::format("give {} bytes or more", least));
+  }
+  for (std::size_t i = 0; i < units.size(); ++i) {
+    (best[i] ? plan.resident : plan.streamed).push_back(units[i].name);
+    (best[i] ? plan.resident_bytes : plan.streamed_bytes) += units[i].bytes;
+  }
+  if (!plan.streamed.empty()) plan.buffers = kBuffers;
+  return plan;
+}
+
+WeightStream::WeightStream(models::Model& model, const StreamPlan& plan,
+                           std::shared_ptr<const checkpoint::StoredWeights> weights, at::ScalarType type)
+    : weights_(std::move(weights)) {
+  for (const models::NamedLayer& entry : model.layers) {
+    if (std::ranges::find(plan.streamed, entry.name) == plan.streamed.end()) continue;
+    Unit& unit = units_.emplace_back(Unit{.name = entry.name, .params = {}});
+    for (const nn::Param* param : entry.params) {
+      if (param->value.numel() > 0) continue;  // of a unit that stays, too: a tied table
+      unit.params.push_back(param);
+      streamed_[param] = true;
+    }
+  }
+  std::erase_if(units_, [](const Unit& unit) { return unit.params.empty(); });
+  if (units_.empty()) return;
+  const auto element = static_cast<std::int64_t>(c10::elementSize(type));
+  for (std::int64_t i = 0; i < plan.buffers; ++i) {
+    buffers_.push_back({.memory = at::empty({plan.buffer_bytes / element}, at::TensorOptions(type)), .values = {}});
+  }
+  loader_ = std::thread([this] {
+    const c10::ParallelGuard alone(true);  // cores belong to the layers that compute meanwhile
+    load_on();
+  });
+}
+
+WeightStream::~WeightStream() {
+  {
+    const std::lock_guard lock(mutex_);
+    closing_ = true;
+  }
+  changed_.notify_all();
+  if (loader_.joinable()) loader_.join();
+}
+
+void WeightStream::load(const Unit& unit, Buffer& buffer) {
+  buffer.values.clear();
+  std::int64_t at = 0;
+  for (const nn::Param* param : unit.params) {
+    const std::int64_t count = local_elements(*param);
+    at::Tensor to = buffer.memory.narrow(0, at, count).view(nn::local_shape(param->placement));
+    if (layout::held_elements(param->placement) != count) to.zero_();  // padding
+    weights_->read_into(*param, to);
+    buffer.values.emplace(param, std::move(to));
+    at += count;
+  }
+}
+
+void WeightStream::load_on() {
+  try {
+    for (std::int64_t number = 0;; ++number) {
+      const Unit& unit = units_[static_cast<std::size_t>(number) % units_.size()];
+      Buffer& buffer = buffers_[static_cast<std::size_t>(number) % buffers_.size()];
+      {
+        std::unique_lock lock(mutex_);
+        changed_.wait(lock, [&] { return closing_ || number < used_ + static_cast<std::int64_t>(buffers_.size()); });
+        if (closing_) return;
+      }
+      const auto begin = StreamClock::now();
+      load(unit, buffer);
+      const std::lock_guard lock(mutex_);
+      ++loaded_;
+      ++totals_.loads;
+      totals_.load_seconds += seconds_since(begin);
+      for (const auto& [param, value] : buffer.values) totals_.bytes += static_cast<std::int64_t>(value.nbytes());
+      changed_.notify_all();
+    }
+  } catch (...) {
+    const std::lock_guard lock(mutex_);
+    broken_ = std::current_exception();
+    changed_.notify_all();
+  }
+}
+
+bool WeightStream::holds(std::int64_t number, const nn::Param& param) const {
+  const Unit& unit = units_[static_cast<std::size_t>(number) % units_.size()];
+  return std::ranges::find(unit.params, &param) != unit.params.end();
+}
+
+const at::Tensor& WeightStream::value(const nn::Param& param) {
+  if (!streamed_.contains(&param)) return param.value;
+  std::unique_lock lock(mutex_);
+  if (!holds(used_, param)) {
+    const std::int64_t before = used_;
+    do {
+      ++used_;
+      TRIREME_CHECK(used_ <= before + static_cast<std::int64_t>(units_.size()), "no layer that is streamed has {}",
+                    param.name);
+    } while (!holds(used_, param));
+    changed_.notify_all();
+  }
+  if (loaded_ <= used_) {
+    const auto begin = StreamClock::now();
+    changed_.wait(lock, [&] { return loaded_ > used_ || broken_; });
+    totals_.wait_seconds += seconds_since(begin);
+  }
+  if (loaded_ <= used_) std::rethrow_exception(broken_);
+  return buffers_[static_cast<std::size_t>(used_) % buffers_.size()].values.at(&param);
+}
+
+WeightStream::Totals WeightStream::totals() const {
+  const std::lock_guard lock(mutex_);
+  return totals_;
+}
+
+}  // namespace trireme::serve

@@ -1,0 +1,165 @@
+// Weights that are streamed: which layers stay, and the same tokens through an arena a quarter of the model's size.
+#include "trireme/serve/weight_stream.h"
+
+#include <ATen/ATen.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/files.h"
+#include "tests/models/support.h"
+#include "trireme/base/error.h"
+#include "trireme/comm/rank.h"
+#include "trireme/serve/generate.h"
+#include "trireme/serve/rank_model.h"
+
+namespace trireme::serve {
+namespace {
+
+namespace fs = std::filesystem;
+
+TEST(StreamPlan, KeepsWhatFitsBesideTwoBuffers) {
+  const std::vector<StreamUnit> units{{"embedding", 50}, {"layers.0", 20}, {"layers.1", 20},
+                                      {"layers.2", 20},  {"norm", 1},      {"head", 50}};
+  const StreamPlan plan = plan_stream(units, 101);  // of 161: a table is loaded while another is in use
+  EXPECT_THAT(plan.resident, testing::ElementsAre("norm"));
+  EXPECT_EQ(plan.buffers, 2);
+  EXPECT_EQ(plan.buffer_bytes, 50);
+  EXPECT_EQ(plan.arena_bytes(), 101);
+  EXPECT_EQ(plan.resident_bytes + plan.streamed_bytes, 161);
+  EXPECT_TRUE(plan_stream(units, 161).streamed.empty());
+  EXPECT_EQ(plan_stream(units, 161).buffers, 0);
+  // Both tables: what is left for layers is two buffers.
+  EXPECT_THAT(plan_stream(units, 145).streamed, testing::ElementsAre("layers.0", "layers.1", "layers.2"));
+  EXPECT_THAT(plan_stream(units, 160).resident, testing::Contains("head"));
+}
+
+TEST(StreamPlan, NeverTakesMoreThanTheArena) {
+  const Random random(8, "units");
+  for (std::uint64_t i = 0; i < 400; ++i) {
+    std::vector<StreamUnit> units;
+    std::int64_t all = 0, largest = 0;
+    for (std::uint64_t n = 0; n < 1 + random.below(9, 40 * i); ++n) {
+      units.push_back({"unit" + std::to_string(n), 1 + static_cast<std::int64_t>(random.below(30, 40 * i + n + 1))});
+      all += units.back().bytes;
+      largest = std::max(largest, units.back().bytes);
+    }
+    for (std::int64_t arena = 2 * largest; arena <= all + 2; ++arena) {
+      const StreamPlan plan = plan_stream(units, arena);
+      EXPECT_LE(plan.arena_bytes(), arena);
+      EXPECT_EQ(plan.resident_bytes + plan.streamed_bytes, all);
+      for (const std::string& name : plan.streamed) {
+        EXPECT_LE(std::ranges::find(units, name, &StreamUnit::name)->bytes, plan.buffer_bytes);
+      }
+      if (arena >= all) {
+        EXPECT_EQ(plan.streamed_bytes, 0);
+      }
+    }
+  }
+  EXPECT_THROW(plan_stream({{"layers.0", 40}, {"layers.1", 39}}, 70), ConfigError);
+}
+
+class Streams : public OwnFolder {
+ protected:
+  /// A model of many layers, published; its bytes in fp32.
+  std::int64_t write_deep_model(spec::Family family, std::int64_t layers) {
+    spec::ModelShape shape = models::tiny_shape(family);
+    shape.num_layers = layers;
+    const auto model = models::build(shape);
+    models::fill(*model, nn::Precision::kFp32, 5);
+    models::save_published(*model, path_ = folder_ / ("deep" + std::to_string(folders_++)), formats::Dtype::kF32);
+    return 4 * model->params.elements();
+  }
+  TokenLists tokens(std::int64_t arena, std::int64_t batch = 3) {
+    GenerateRequest request{.model = path_,
+                            .prompts = {{1, 2, 3}, {9}, {4, 8, 15, 16, 23, 42, 7, 7, 7}, {60, 1}, {5, 5}},
+                            .tokens = 11,
+                            .sampling = {.temperature = 0.7, .seed = 2},
+                            .weight_arena_bytes = arena,
+                            .batch = batch};
+    TokenLists added;
+    comm::run_ranks(1, [&](comm::Rank& rank) { added = generate(request, rank.world()); });
+    return added;
+  }
+  fs::path path_;
+  int folders_ = 0;
+};
+
+TEST_F(Streams, AModelFourTimesTheArenaGivesTheSameTokens) {
+  for (const spec::Family family : {spec::Family::kLlama, spec::Family::kGpt2, spec::Family::kQwen2}) {
+    const std::int64_t bytes = write_deep_model(family, 24);
+    const TokenLists expected = tokens(0);
+    for (const std::int64_t part : {4, 3, 2}) EXPECT_EQ(tokens(bytes / part), expected) << part;
+    EXPECT_EQ(tokens(bytes / 4, 1), expected) << "one at a time";
+    EXPECT_EQ(tokens(2 * bytes), expected) << "everything stays";
+  }
+}
+
+TEST_F(Streams, LoadsEachLayerOnceAStepAndHoldsTheArenaAlone) {
+  const std::int64_t bytes = write_deep_model(spec::Family::kLlama, 24);
+  comm::run_ranks(1, [&](comm::Rank& rank) {
+    const auto model = open_rank_model({.model = path_, .weight_arena_bytes = bytes / 4}, rank.world());
+    std::int64_t resident = 0;
+    for (const nn::Param& param : model->model().params) resident += static_cast<std::int64_t>(param.value.nbytes());
+    EXPECT_LE(resident, bytes / 4);
+    EngineOptions options{.kv_tokens = 64};
+    model->set_up(options);
+    Engine engine(model->model(), options);
+    EXPECT_EQ(engine.add({.id = 1, .prompt = {1, 2, 3}, .max_new_tokens = 6}), std::nullopt);
+    std::int64_t steps = 0;
+    for (; !engine.idle(); ++steps) engine.step();
+    const WeightStream::Totals totals = model->stream->totals();
+    const std::int64_t streamed = bytes - resident;
+    EXPECT_GE(totals.bytes, (steps - 1) * streamed);
+    EXPECT_LE(totals.bytes, (steps + 1) * streamed);  // two layers ahead at the most
+  });
+}
+
+TEST_F(Streams, InBfloat16GivesTheSameTokens) {
+  write_deep_model(spec::Family::kLlama, 12);
+  GenerateRequest request{.model = path_, .prompts = {{1, 2, 3}}, .tokens = 9, .precision = GeneratePrecision::kBf16};
+  const auto run = [&] {
+    TokenLists added;
+    comm::run_ranks(1, [&](comm::Rank& rank) { added = generate(request, rank.world()); });
+    return added;
+  };
+  const TokenLists expected = run();
+  request.weight_arena_bytes = 60000;
+  EXPECT_EQ(run(), expected);
+}
+
+TEST_F(Streams, ALoaderThatFailsIsAnErrorOfTheStep) {
+  const std::int64_t bytes = write_deep_model(spec::Family::kLlama, 24);
+  comm::run_ranks(1, [&](comm::Rank& rank) {
+    const auto model = open_rank_model({.model = path_, .weight_arena_bytes = bytes / 4}, rank.world());
+    // The same plan on a smaller model's folder: layers that the loader asks for are not there.
+    write_deep_model(spec::Family::kLlama, 2);
+    const auto other = std::make_shared<const checkpoint::StoredWeights>(path_);
+    const StreamPlan plan = plan_stream(stream_units(model->model(), 4), bytes / 4);
+    WeightStream stream(model->model(), plan, other, at::kFloat);
+    EngineOptions options{.kv_tokens = 64, .weights = &stream};
+    Engine engine(model->model(), options);
+    EXPECT_EQ(engine.add({.id = 1, .prompt = {1, 2, 3}, .max_new_tokens = 6}), std::nullopt);
+    EXPECT_ANY_THROW({
+      while (!engine.idle()) engine.step();
+    });
+  });
+}
+
+TEST_F(Streams, WhatDoesNotGoTogetherIsNamed) {
+  const std::int64_t bytes = write_deep_model(spec::Family::kLlama, 8);
+  const auto refused = [&](ModelRequest request, int ranks, const std::string& why) {
+    request.model = path_;
+    request.weight_arena_bytes = bytes / 2;
+    try {
+      comm::run_ranks(ranks, [&](comm::Rank& rank) { open_rank_model(request, rank.world()); });
+      ADD_FAILURE() << why;
+    } catch (const Error& error) {
+      EXPECT_THAT(error.message(), testing::HasSubstr(why));
+    }
+  };
+  refused({.weights = WeightBits::kInt8}, 1, "in fewer bits are not streamed");
+  refused({}, 2, "streamed by one rank");
+}
+
+}  // namespace
+}  // namespace trireme::serve
