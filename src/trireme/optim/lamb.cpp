@@ -18,13 +18,14 @@ class Lamb final : public Optimizer {
 
  private:
   void update(std::span<Slot> slots, const StepOptions& options) override {
-    // All directions first, so that ranks sum all norms in one exchange; each lies where its gradient was.
+    // All directions first, so that ranks sum all norms in one exchange; each lies where its gradient was, if that may
+    // go.
     const std::size_t count = slots.size();
     std::vector<double> squares(2 * count);
     std::vector<at::Tensor> directions(count);
     for (std::size_t i = 0; i < count; ++i) {
       Slot& slot = slots[i];
-      const bool in_place = slot.gradient.scalar_type() == slot.param.master.scalar_type();
+      const bool in_place = !options.keep_gradients && slot.gradient.scalar_type() == slot.param.master.scalar_type();
       directions[i] = in_place ? slot.gradient : at::empty_like(slot.param.master);
       const kernels::NormPair norms =
           kernels::lamb_direction(tensors(slot, options), slot.moments[0], slot.moments[1], directions[i],

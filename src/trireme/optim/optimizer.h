@@ -60,6 +60,7 @@ struct StepOptions {
   double learning_rate = 0;
   double gradient_scale = 1;  ///< gradients are multiplied by it first: clipping, loss scale, 1 / tokens
   const AcrossRanks* across = nullptr;
+  bool keep_gradients = false;  ///< the step may be taken back and taken again: no memory of theirs is overwritten
   /// Told of each parameter when its update is over, by optimizers that do one after the other (adam, adamw): what
   /// is done may then be read while the rest is updated. Null: nobody asks.
   std::function<void(const nn::Param&)> updated = nullptr;

@@ -189,7 +189,10 @@ const optim::AcrossRanks* PostValidatedUpdate::within() {
 }
 
 void PostValidatedUpdate::step(double gradient_scale) {
-  optimizer_.step({.learning_rate = options_.learning_rate, .gradient_scale = gradient_scale, .across = within()});
+  optimizer_.step({.learning_rate = options_.learning_rate,
+                   .gradient_scale = gradient_scale,
+                   .across = within(),
+                   .keep_gradients = true});
 }
 
 void PostValidatedUpdate::take(const optim::UpdateOptions& options) {

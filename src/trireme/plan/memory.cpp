@@ -181,11 +181,18 @@ class Account {
 
  private:
   bool megatron() const { return job_.software == Software::kMegatron; }
+  /// Whether steps are validated after the fact.
+  bool validates() const {
+    return config_.layout.pp > 1 && config_.pipeline.drain_every.value_or(1) > 1 && !is_asynchronous(config_);
+  }
   bool offloads() const { return config_.layout.offload == spec::OffloadKind::kOptimizer; }
 
   void add_states() {
     memory_[Use::kWeights] = states_.weights;
-    double directions = job_.optim.kind == spec::OptimizerKind::kLamb ? states_.owned_narrow * job_.sum_bytes() : 0;
+    // LAMB's lie where gradients were, unless those are too narrow or a step may be taken again from them.
+    double directions = 0;
+    if (job_.optim.kind == spec::OptimizerKind::kLamb)
+      directions = (validates() ? states_.owned : states_.owned_narrow) * job_.sum_bytes();
     // Of matrices that are updated as a whole: this rank's parts, and those that it owns.
     if (spec::has_matrix_updates(job_.optim.kind)) directions = 2 * states_.matrices * job_.sum_bytes();
     if (offloads()) {
@@ -211,8 +218,7 @@ class Account {
         versions.all() * job_.compute_bytes() / (config_.layout.zero == 3 ? config_.zero_ranks() : 1);
     // A step that is validated after the fact is restored from copies of what it changes; of gradients that do not lie
     // where layers add to them, the next step has others meanwhile.
-    const bool validated = config_.layout.pp > 1 && config_.pipeline.drain_every.value_or(1) > 1;
-    if (validated && !is_asynchronous(config_)) {
+    if (validates()) {
       const double restored = states_.updated + states_.moments;
       (offloads() ? memory_.host : memory_[Use::kWeightVersions]) += restored;
       if (offloads()) {
