@@ -128,7 +128,7 @@ TEST_F(ScheduleCommand, SlipsAreTold) {
   EXPECT_THAT(run({"schedule", "show", "--kind", "zbv"}).err, HasSubstr("did you mean \"zb-v\"?"));
   EXPECT_THAT(run({"schedule", "draw", "--kind", "dualpipe", "--stages", "5"}).err,
               HasSubstr("schedule dualpipe is not defined on 5 ranks, 8 micros and 2 chunks a rank"));
-  EXPECT_THAT(run({"schedule", "draw", "--kind", "1f1b", "--times", "x=1"}).err, HasSubstr("there is no \"x\""));
+  EXPECT_THAT(run({"schedule", "draw", "--kind", "1f1b", "--times", "q=1"}).err, HasSubstr("there is no \"q\""));
   EXPECT_THAT(run({"schedule", "draw", "--kind", "1f1b", "--format", "svgg"}).err, HasSubstr("did you mean \"svg\"?"));
   EXPECT_EQ(run({"schedule", "draw", "--stages", "5"}).code, kExitUsage);
   EXPECT_EQ(run({"schedule", "check", path("missing")}).code, kExitFailed);

@@ -137,7 +137,7 @@ TEST(ParallelGeneration, WhatDoesNotGoTogetherIsNamed) {
   };
   GenerateRequest request = spread_request("llama", 2);
   request.layout = {.dp = 2, .ep = 2};
-  refused(request, 2, "this model has none");
+  refused(request, 2, "the model has no experts");
   request.layout = {.pp = 2};
   refused(request, 3, "3 ranks are no multiple of pp 2 x dp 1");
   request.layout = {.pp = 3};

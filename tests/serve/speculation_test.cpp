@@ -96,8 +96,9 @@ TEST(DraftModel, GivesTheVeryTokensThatComeWithoutIt) {
         EXPECT_EQ(continued(engine, requests), expected);
         const Accepted got = accepted(engine);
         if (draft == same.get()) {
-          // It draws with the model's numbers, so that at any temperature it says the same.
-          EXPECT_GT(got.share, 0.95);
+          // It draws with the model's numbers, so that at any temperature it says the same; what it drafted behind a
+          // stop token is not taken.
+          EXPECT_GT(got.share, 0.9);
           if (options.kv_tokens == kSmall.kv_tokens) {
             EXPECT_LT(got.steps, accepted(plain).steps * 3 / 4);
           }

@@ -258,6 +258,8 @@ std::vector<Case> mistakes() {
   add("recomputed stages without pp", [](auto& r) { r.train.recompute = spec::RecomputeKind::kStage; });
   add("recursive recomputation with pp",
       [](auto& r) { r.layout.pp = 2, r.train.recompute = spec::RecomputeKind::kRecursive; });
+  add("splits of virtual workers without waves",
+      [](auto& r) { r.layout.pp = 2, r.layout.dp = 2, r.pipeline.split = "size;size:2,1"; });
   add("delayed FP8 scales in waves", [](auto& r) {
     r.layout.pp = 2, r.layout.dp = 2, r.pipeline.schedule = "hetpipe";
     r.precision.compute = spec::Precision::kBf16, r.precision.gemm = spec::GemmPrecision::kFp8Delayed;
