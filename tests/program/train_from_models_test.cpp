@@ -169,7 +169,9 @@ TEST_F(TrainCommand, ADenseModelIsDistilledFromOneWithExperts) {
   const Outcome teacher = train("teacher", experts);
   ASSERT_EQ(teacher.code, 0) << teacher.err;
   std::ofstream(folder_ / "student.toml")
-      << "[model]\ninit_from = \"teacher\"\ninit_dense = true\n[distill]\nteacher = \"teacher\"\n"
+      << "[model]\ninit_from = \"" << path("teacher") << "\"\ninit_dense = true\n[distill]\nteacher = \""
+      << path("teacher")
+      << "\"\n"
          "[data]\nseq_len = 64\nsynthetic.kind = \"markov\"\nsynthetic.vocab_size = 32\n"
          "[batch]\nglobal_batch_tokens = 512\n[train]\nsteps = 6\nthreads = 1\n[checkpoint]\nevery = 3\n";
   const Outcome check = run({"check", path("student.toml")});
@@ -179,7 +181,8 @@ TEST_F(TrainCommand, ADenseModelIsDistilledFromOneWithExperts) {
   ASSERT_EQ(student.code, 0) << student.err;
   EXPECT_THAT(read_all(folder_ / "student/log.txt"),
               AllOf(HasSubstr("distillation: 0.25 of the loss from step 20 of"),
-                    HasSubstr("initialised from run.seed: layers.0.mlp.in.weight"), HasSubstr("distillation_loss")));
+                    HasSubstr("initialised from run.seed: layers.0.mlp.in.weight")));
+  EXPECT_THAT(read_all(folder_ / "student/metrics.jsonl"), HasSubstr("distillation_loss"));
   ASSERT_EQ(run({"--quiet", "train", path("student.toml"), "--out", path("half"), "--set", "train.steps=3"}).code, 0);
   const Outcome resumed =
       run({"--quiet", "train", path("half/recipe.toml"), "--out", path("half"), "--resume", "--set", "train.steps=6"});

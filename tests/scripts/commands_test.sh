@@ -107,7 +107,7 @@ for entry in "${all[@]}"; do
   # Where runs go that say nothing else: empty for a new one, and there for what reads one.
   case $command in
     *--resume*) ;;
-    "trireme report"*) [ -d runs/tiny ] || cp -r "$work/prepared/runs/tiny" runs/ ;;
+    "trireme report"* | "trireme quantize runs/tiny"*) [ -d runs/tiny ] || cp -r "$work/prepared/runs/tiny" runs/ ;;
     *) rm -rf runs/tiny ;;
   esac
   code=0

@@ -1,5 +1,7 @@
-// serve/chat_page.h -- the page at /: a chat with the model, in one file, without scripts from elsewhere.
+// serve/chat_page.h -- the page at /: a chat with the model, without anything from elsewhere.
 //
+// Style and script are files of their own: the Content-Security-Policy of our servers runs nothing that stands in a
+// page.
 // Depends on: std.
 #pragma once
 
@@ -12,21 +14,7 @@ inline constexpr std::string_view kChatPage = R"page(<!doctype html>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>trireme chat</title>
-<style>
-  :root { color-scheme: light dark; font: 16px/1.5 system-ui, sans-serif; }
-  body { max-width: 46rem; margin: 0 auto; padding: 1rem; display: flex; flex-direction: column; min-height: 96vh; }
-  h1 { font-size: 1.1rem; margin: 0 0 .5rem; }
-  #log { flex: 1; }
-  .turn { white-space: pre-wrap; overflow-wrap: anywhere; border-radius: .6rem; padding: .5rem .8rem; margin: .5rem 0; }
-  .user { background: #8883; margin-left: 3rem; }
-  .assistant { border: 1px solid #8885; }
-  .error { color: #c33; }
-  form { display: flex; gap: .5rem; position: sticky; bottom: 0; padding: .5rem 0; background: Canvas; }
-  textarea { flex: 1; font: inherit; min-height: 3.2rem; }
-  details { margin-bottom: .5rem; font-size: .9rem; }
-  label { display: inline-block; margin-right: 1rem; }
-  input[type=number] { width: 5rem; }
-</style>
+<link rel="stylesheet" href="/chat.css">
 <h1>trireme · <span id="model">…</span></h1>
 <details>
   <summary>Settings</summary>
@@ -39,8 +27,27 @@ inline constexpr std::string_view kChatPage = R"page(<!doctype html>
   <textarea id="text" placeholder="Message (Enter sends, Shift+Enter begins a line)" autofocus></textarea>
   <button id="send">Send</button>
 </form>
-<script>
-const $ = id => document.getElementById(id);
+<script src="/chat.js"></script>
+</html>
+)page";
+
+inline constexpr std::string_view kChatStyle =
+    R"page(:root { color-scheme: light dark; font: 16px/1.5 system-ui, sans-serif; }
+body { max-width: 46rem; margin: 0 auto; padding: 1rem; display: flex; flex-direction: column; min-height: 96vh; }
+h1 { font-size: 1.1rem; margin: 0 0 .5rem; }
+#log { flex: 1; }
+.turn { white-space: pre-wrap; overflow-wrap: anywhere; border-radius: .6rem; padding: .5rem .8rem; margin: .5rem 0; }
+.user { background: #8883; margin-left: 3rem; }
+.assistant { border: 1px solid #8885; }
+.error { color: #c33; }
+form { display: flex; gap: .5rem; position: sticky; bottom: 0; padding: .5rem 0; background: Canvas; }
+textarea { flex: 1; font: inherit; min-height: 3.2rem; }
+details { margin-bottom: .5rem; font-size: .9rem; }
+label { display: inline-block; margin-right: 1rem; }
+input[type=number] { width: 5rem; }
+)page";
+
+inline constexpr std::string_view kChatScript = R"page(const $ = id => document.getElementById(id);
 const messages = [];
 let running = null;
 const headers = () => {
@@ -106,8 +113,6 @@ $("text").addEventListener("keydown", event => {
 });
 $("key").addEventListener("change", models);
 models();
-</script>
-</html>
 )page";
 
 }  // namespace trireme::serve

@@ -105,6 +105,8 @@ InferenceServer::InferenceServer(std::unique_ptr<Engine> engine, ModelText text,
   http_.post("/v1/completions", [this](const http::Request& request) { return complete(request, false); });
   http_.post("/v1/chat/completions", [this](const http::Request& request) { return complete(request, true); });
   http_.asset("/", "text/html; charset=utf-8", kChatPage, {.need = http::Need::kNothing});
+  http_.asset("/chat.css", "text/css; charset=utf-8", kChatStyle, {.need = http::Need::kNothing});
+  http_.asset("/chat.js", "text/javascript; charset=utf-8", kChatScript, {.need = http::Need::kNothing});
 }
 
 InferenceServer::~InferenceServer() { http_.stop(); }

@@ -42,7 +42,8 @@ OpenedFiles open_files(const spec::Recipe& given) {
   OpenedFiles opened;
   if (recipe.model.init_from) {
     spec::Recipe weights = given;
-    weights.train.freeze.clear();  // a problem of its own
+    weights.train.freeze.clear();  // a problem of its own, as is the teacher
+    weights.distill = {};
     const auto open = [&] { opened.shape = load_train().shape(weights); };
     if (!try_to_open("model.init_from", opened.problems, open)) return opened;
   }
