@@ -23,7 +23,13 @@ def overview():
 
 
 def run_named(name):
-    return next(run for run in overview()["runs"] if run["name"] == name)
+    """Of a run that may only be starting."""
+    for _ in range(200):
+        found = [run for run in overview()["runs"] if run["name"] == name]
+        if found:
+            return found[0]
+        time.sleep(0.1)
+    raise AssertionError(f"the page has no run {name}")
 
 
 def last_step(name):
