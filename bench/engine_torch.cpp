@@ -27,11 +27,11 @@ struct EngineCase {
 
 /// Seconds of the prefill, and of one step behind it.
 std::pair<double, double> run_case(models::Model& model, const EngineCase& of, bool invariant) {
-  serve::Engine engine(model, {.max_batch_tokens = 4096,
-                               .max_sequences = of.sequences,
-                               .kv_tokens = of.sequences * (of.prompt + of.steps + 16),
-                               .prefix_cache = false,
-                               .invariant = invariant});
+  serve::InferenceEngine engine(model, {.max_batch_tokens = 4096,
+                                        .max_sequences = of.sequences,
+                                        .kv_tokens = of.sequences * (of.prompt + of.steps + 16),
+                                        .prefix_cache = false,
+                                        .invariant = invariant});
   for (std::int64_t i = 0; i < of.sequences; ++i) {
     std::vector<std::int64_t> prompt;
     for (std::int64_t at = 0; at < of.prompt; ++at) prompt.push_back((7 * at + 13 * i) % model.shape.vocab_size);

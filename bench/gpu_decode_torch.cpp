@@ -167,12 +167,12 @@ void bench_decode(const Served& served, std::int64_t batch, const Options& optio
 void bench_engine(const Served& served, std::int64_t batch, std::int64_t prompt, std::int64_t added, const char* what,
                   const Options& options) {
   const auto quantised = served.quantised.empty() ? nullptr : &served.quantised;
-  serve::Engine engine(served.model, {.max_batch_tokens = std::max<std::int64_t>(batch * prompt, 8192),
-                                      .max_sequences = batch,
-                                      .prefill_chunk = std::max<std::int64_t>(prompt, 2048),
-                                      .kv_tokens = batch * (prompt + added + 16),
-                                      .prefix_cache = false,
-                                      .quantised = quantised});
+  serve::InferenceEngine engine(served.model, {.max_batch_tokens = std::max<std::int64_t>(batch * prompt, 8192),
+                                               .max_sequences = batch,
+                                               .prefill_chunk = std::max<std::int64_t>(prompt, 2048),
+                                               .kv_tokens = batch * (prompt + added + 16),
+                                               .prefix_cache = false,
+                                               .quantised = quantised});
   const Random random(2, "prompts");
   std::vector<double> firsts, nexts;
   for (int round = 0; round < (added == 1 ? 8 : 2); ++round) {

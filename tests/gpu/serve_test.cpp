@@ -8,10 +8,10 @@
 namespace trireme::gpu {
 namespace {
 
-using serve::Engine;
 using serve::EngineOptions;
 using serve::EngineRequest;
 using serve::GeneratedToken;
+using serve::InferenceEngine;
 
 spec::ModelShape served_shape(spec::Family family) {
   spec::ModelShape shape = spec::family_shape(family);
@@ -58,7 +58,7 @@ std::vector<EngineRequest> served_requests(std::size_t count, bool drawn) {
   return requests;
 }
 
-std::vector<std::vector<std::int64_t>> answers_of(Engine& engine, std::vector<EngineRequest> requests) {
+std::vector<std::vector<std::int64_t>> answers_of(InferenceEngine& engine, std::vector<EngineRequest> requests) {
   std::vector<std::vector<std::int64_t>> answers(requests.size());
   for (std::size_t i = 0; i < requests.size(); ++i) {
     requests[i].on_token = [&, i](const GeneratedToken& token) { answers[i].push_back(token.token); };
@@ -78,7 +78,7 @@ TEST(GpuEngine, SixtyFourMixedRequestsHaveTheTokensOfTheCpu) {
     const auto here = served_model(family, at::kCPU, nn::Precision::kFp32);
     const auto there = served_model(family, gpu(), nn::Precision::kFp32);
     const EngineOptions options{.max_batch_tokens = 96, .max_sequences = 24, .prefill_chunk = 32, .kv_tokens = 1024};
-    Engine on_cpu(*here, options), on_gpu(*there, options);
+    InferenceEngine on_cpu(*here, options), on_gpu(*there, options);
     const auto requests = served_requests(64, /*drawn=*/true);
     const auto expected = answers_of(on_cpu, requests), actual = answers_of(on_gpu, requests);
     std::size_t differ = 0;
@@ -99,9 +99,9 @@ TEST(GpuEngine, GraphsAndSingleLaunchesGiveTheSameTokens) {
       SCOPED_TRACE(static_cast<int>(family));
       const auto model = served_model(family, gpu(), precision);
       EngineOptions options{.max_sequences = 8, .prefill_chunk = 64, .kv_tokens = 2048};
-      Engine replays(*model, options);
+      InferenceEngine replays(*model, options);
       options.cuda_graphs = false;
-      Engine launches(*model, options);
+      InferenceEngine launches(*model, options);
       const auto requests = served_requests(24, /*drawn=*/false);
       EXPECT_EQ(answers_of(replays, requests), answers_of(launches, requests));
       EXPECT_GT(replays.captured_graphs(), 0U);
@@ -115,10 +115,10 @@ TEST(GpuEngine, GraphsAndSingleLaunchesGiveTheSameTokens) {
 TEST(GpuEngine, TokensDoNotDependOnWhatIsBeside) {
   const auto model = served_model(spec::Family::kLlama, gpu(), nn::Precision::kFp32);
   const auto requests = served_requests(16, /*drawn=*/false);
-  Engine together(*model, {.max_sequences = 16, .kv_tokens = 2048});
+  InferenceEngine together(*model, {.max_sequences = 16, .kv_tokens = 2048});
   const auto answers = answers_of(together, requests);
   for (std::size_t i = 0; i < requests.size(); ++i) {
-    Engine alone(*model, {.max_sequences = 1, .kv_tokens = 256, .prefix_cache = false});
+    InferenceEngine alone(*model, {.max_sequences = 1, .kv_tokens = 256, .prefix_cache = false});
     EXPECT_EQ(answers_of(alone, {requests[i]})[0], answers[i]) << "request " << i;
   }
 }
@@ -126,7 +126,7 @@ TEST(GpuEngine, TokensDoNotDependOnWhatIsBeside) {
 TEST(GpuEngine, SpeculationGivesTheSameTokens) {
   const auto model = served_model(spec::Family::kLlama, gpu(), nn::Precision::kFp32);
   const auto requests = served_requests(12, /*drawn=*/false);
-  Engine plain(*model, {.kv_tokens = 2048}), guesses(*model, {.kv_tokens = 2048});
+  InferenceEngine plain(*model, {.kv_tokens = 2048}), guesses(*model, {.kv_tokens = 2048});
   guesses.set_drafter(serve::ngram_drafter({.most = 3}));
   EXPECT_EQ(answers_of(plain, requests), answers_of(guesses, requests));
 }
@@ -139,14 +139,14 @@ TEST(GpuEngine, WeightsInFewerBitsGiveTheTokensOfTheCpusSameWeights) {
     const auto few_here = serve::quantise_model(*here, {.format = format});
     const auto few_there = serve::quantise_model(*there, {.format = format});
     EXPECT_EQ(few_here.size(), 8U);
-    Engine on_cpu(*here, {.kv_tokens = 1024, .quantised = &few_here});
-    Engine on_gpu(*there, {.kv_tokens = 1024, .quantised = &few_there});
+    InferenceEngine on_cpu(*here, {.kv_tokens = 1024, .quantised = &few_here});
+    InferenceEngine on_gpu(*there, {.kv_tokens = 1024, .quantised = &few_there});
     const auto requests = served_requests(8, /*drawn=*/false);
     EXPECT_EQ(answers_of(on_cpu, requests), answers_of(on_gpu, requests));
     // In bf16 the kernels for few rows take them; tokens may differ from fp32's, but come out.
     const auto narrow = served_model(spec::Family::kLlama, gpu(), nn::Precision::kBf16);
     const auto few = serve::quantise_model(*narrow, {.format = format});
-    Engine in_bf16(*narrow, {.kv_tokens = 1024, .quantised = &few});
+    InferenceEngine in_bf16(*narrow, {.kv_tokens = 1024, .quantised = &few});
     const auto answers = answers_of(in_bf16, requests);
     for (std::size_t i = 0; i < requests.size(); ++i) {
       EXPECT_EQ(answers[i].size(), static_cast<std::size_t>(requests[i].max_new_tokens));

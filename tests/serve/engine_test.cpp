@@ -57,7 +57,7 @@ std::vector<EngineRequest> mixed_requests(std::size_t count, const spec::ModelSh
   return requests;
 }
 
-std::vector<Answered> answer(Engine& engine, std::vector<EngineRequest> requests) {
+std::vector<Answered> answer(InferenceEngine& engine, std::vector<EngineRequest> requests) {
   std::vector<Answered> answers(requests.size());
   for (std::size_t i = 0; i < requests.size(); ++i) {
     requests[i].on_token = [&, i](const GeneratedToken& token) { answers[i].tokens.push_back(token.token); };
@@ -80,7 +80,7 @@ std::vector<Answered> answer(Engine& engine, std::vector<EngineRequest> requests
 std::vector<Answered> answer_alone(models::Model& model, const std::vector<EngineRequest>& requests) {
   std::vector<Answered> answers;
   for (const EngineRequest& request : requests) {
-    Engine engine(model, {.kv_tokens = 64, .prefix_cache = false});
+    InferenceEngine engine(model, {.kv_tokens = 64, .prefix_cache = false});
     answers.push_back(answer(engine, {request})[0]);
   }
   return answers;
@@ -94,13 +94,13 @@ std::string first_difference(const std::vector<Answered>& ours, const std::vecto
   return "none";
 }
 
-TEST(Engine, SixtyFourMixedRequestsHaveTheBitsThatEachHasAlone) {
+TEST(InferenceEngine, SixtyFourMixedRequestsHaveTheBitsThatEachHasAlone) {
   for (const spec::Family family : {spec::Family::kLlama, spec::Family::kMistral}) {
     const auto model = tiny_model(family);
     const auto requests = mixed_requests(64, model->shape);
     const auto alone = answer_alone(*model, requests);
     for (const std::int64_t chunk : {1, 7, 64, 512}) {
-      Engine engine(*model, {.max_sequences = 24, .prefill_chunk = chunk, .kv_tokens = 4096});
+      InferenceEngine engine(*model, {.max_sequences = 24, .prefill_chunk = chunk, .kv_tokens = 4096});
       EXPECT_EQ(first_difference(answer(engine, requests), alone), "none") << "chunks of " << chunk;
       // The last ones again: the prefix cache has their prompts.
       const std::int64_t cached = engine.scheduler().totals().cached_tokens;
@@ -111,28 +111,29 @@ TEST(Engine, SixtyFourMixedRequestsHaveTheBitsThatEachHasAlone) {
   }
 }
 
-TEST(Engine, PreemptionChangesNothing) {
+TEST(InferenceEngine, PreemptionChangesNothing) {
   const auto model = tiny_model(spec::Family::kLlama);
   const auto requests = mixed_requests(40, model->shape);
   const auto alone = answer_alone(*model, requests);
-  Engine engine(*model, {.max_batch_tokens = 40, .max_sequences = 12, .prefill_chunk = 16, .kv_tokens = 8 * 16});
+  InferenceEngine engine(*model,
+                         {.max_batch_tokens = 40, .max_sequences = 12, .prefill_chunk = 16, .kv_tokens = 8 * 16});
   EXPECT_EQ(first_difference(answer(engine, requests), alone), "none");
   EXPECT_GT(engine.scheduler().totals().preemptions, 3);
 }
 
-TEST(Engine, AnOffloadedKvCacheChangesNothingAndSavesRecomputation) {
+TEST(InferenceEngine, AnOffloadedKvCacheChangesNothingAndSavesRecomputation) {
   for (const spec::Family family : {spec::Family::kLlama, spec::Family::kDeepseekV3}) {
     const auto model = tiny_model(family);
     const auto requests = mixed_requests(40, model->shape);
     const auto alone = answer_alone(*model, requests);
     std::vector<std::int64_t> computed;
     for (const std::int64_t offload : {0, 4 * 16, 64 * 16}) {
-      Engine engine(*model, {.max_batch_tokens = 40,
-                             .max_sequences = 12,
-                             .prefill_chunk = 16,
-                             .kv_tokens = 8 * 16,
-                             .kv_offload_tokens = offload,
-                             .prefix_cache = false});
+      InferenceEngine engine(*model, {.max_batch_tokens = 40,
+                                      .max_sequences = 12,
+                                      .prefill_chunk = 16,
+                                      .kv_tokens = 8 * 16,
+                                      .kv_offload_tokens = offload,
+                                      .prefix_cache = false});
       EXPECT_EQ(first_difference(answer(engine, requests), alone), "none") << offload;
       EXPECT_GT(engine.scheduler().totals().preemptions, 3);
       EXPECT_EQ(engine.scheduler().offloaded_blocks(), 0);
@@ -143,26 +144,26 @@ TEST(Engine, AnOffloadedKvCacheChangesNothingAndSavesRecomputation) {
   }
 }
 
-TEST(Engine, HoldsForEveryFamilyAndForBfloat16) {
+TEST(InferenceEngine, HoldsForEveryFamilyAndForBfloat16) {
   for (const spec::Family family : {spec::Family::kGpt2, spec::Family::kQwen3, spec::Family::kDeepseekV3}) {
     for (const nn::Precision precision : {nn::Precision::kFp32, nn::Precision::kBf16}) {
       const auto model = tiny_model(family, precision);
       const auto requests = mixed_requests(12, model->shape);
-      Engine engine(*model, {.max_sequences = 8, .prefill_chunk = 11, .kv_tokens = 1024});
+      InferenceEngine engine(*model, {.max_sequences = 8, .prefill_chunk = 11, .kv_tokens = 1024});
       EXPECT_EQ(first_difference(answer(engine, requests), answer_alone(*model, requests)), "none")
           << static_cast<int>(family) << (precision == nn::Precision::kBf16 ? " bf16" : " fp32");
     }
   }
 }
 
-TEST(Engine, IsTheModelsForwardPass) {
+TEST(InferenceEngine, IsTheModelsForwardPass) {
   const auto model = tiny_model(spec::Family::kLlama);
   auto requests = mixed_requests(10, model->shape);
   for (EngineRequest& request : requests) {
     request.sampling = {};
     request.stop_tokens.clear();
   }
-  Engine engine(*model, {.max_sequences = 5, .prefill_chunk = 9, .kv_tokens = 1024});
+  InferenceEngine engine(*model, {.max_sequences = 5, .prefill_chunk = 9, .kv_tokens = 1024});
   const auto answers = answer(engine, requests);
   for (std::size_t i = 0; i < requests.size(); ++i) {
     std::vector<std::int64_t> tokens = requests[i].prompt;
@@ -177,19 +178,19 @@ TEST(Engine, IsTheModelsForwardPass) {
   }
 }
 
-TEST(Engine, ManyRequestsShareSteps) {
+TEST(InferenceEngine, ManyRequestsShareSteps) {
   const auto model = tiny_model(spec::Family::kLlama);
   auto requests = mixed_requests(32, model->shape);
   for (EngineRequest& request : requests) request.max_new_tokens = 8;
   for (EngineRequest& request : requests) request.stop_tokens.clear();
-  Engine engine(*model, {.max_batch_tokens = 2048, .max_sequences = 32, .kv_tokens = 4096});
+  InferenceEngine engine(*model, {.max_batch_tokens = 2048, .max_sequences = 32, .kv_tokens = 4096});
   answer(engine, requests);
   EXPECT_EQ(engine.scheduler().totals().steps, 8);  // 32 prompts in the first, then one token each
 }
 
-TEST(Engine, ACancelledRequestIsSilentAndItsBlocksAreFree) {
+TEST(InferenceEngine, ACancelledRequestIsSilentAndItsBlocksAreFree) {
   const auto model = tiny_model(spec::Family::kLlama);
-  Engine engine(*model, {.kv_tokens = 256});
+  InferenceEngine engine(*model, {.kv_tokens = 256});
   int told = 0;
   EngineRequest request{.id = 5, .prompt = {1, 2, 3}, .max_new_tokens = 20};
   request.on_token = [&](const GeneratedToken& token) {
@@ -249,7 +250,7 @@ TEST(Speculation, GivesTheVeryTokensAndBitsThatComeWithoutIt) {
     };
     std::vector<std::int64_t> steps;
     for (const int kind : {0, 1, 2, 3}) {
-      Engine engine(*model, {.max_sequences = 6, .prefill_chunk = 13, .kv_tokens = 1024});
+      InferenceEngine engine(*model, {.max_sequences = 6, .prefill_chunk = 13, .kv_tokens = 1024});
       if (kind == 0) engine.set_drafter(std::make_unique<ScriptedDrafter>(oracle));
       if (kind == 1) engine.set_drafter(std::make_unique<ScriptedDrafter>(wrong));
       if (kind == 2) engine.set_drafter(std::make_unique<ScriptedDrafter>(chance));

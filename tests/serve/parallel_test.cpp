@@ -240,7 +240,7 @@ TEST(FollowedEngine, RanksThatFollowTakeTheStepsOfTheFirst) {
       const auto model = open_rank_model({.model = models::fixture("llama"), .layout = layout}, rank.world());
       EngineOptions options{.max_sequences = 3, .prefill_chunk = 7, .kv_tokens = 256};
       model->set_up(options);
-      Engine engine(model->model(), options);
+      InferenceEngine engine(model->model(), options);
       if (rank.rank() != 0) return follow(engine, rank.world());
       for (std::int64_t round = 0; round < 8 || !engine.idle(); ++round) {
         EngineOrders orders;
@@ -256,7 +256,7 @@ TEST(FollowedEngine, RanksThatFollowTakeTheStepsOfTheFirst) {
     });
     comm::run_ranks(1, [&](comm::Rank& rank) {
       const auto model = open_rank_model({.model = models::fixture("llama")}, rank.world());
-      Engine engine(model->model(), {.max_sequences = 3, .prefill_chunk = 7, .kv_tokens = 256});
+      InferenceEngine engine(model->model(), {.max_sequences = 3, .prefill_chunk = 7, .kv_tokens = 256});
       for (std::int64_t i = 0; i < 8; ++i) EXPECT_EQ(engine.add(request_of(i, alone)), std::nullopt);
       while (!engine.idle()) engine.step();
     });

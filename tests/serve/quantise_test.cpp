@@ -27,7 +27,7 @@ struct Quantised {
 };
 
 Quantised continue_with(models::Model& model, const nn::QuantisedWeights* quantised) {
-  Engine engine(model, {.prefill_chunk = 4, .kv_tokens = 64, .quantised = quantised});
+  InferenceEngine engine(model, {.prefill_chunk = 4, .kv_tokens = 64, .quantised = quantised});
   Quantised out;
   EngineRequest request{.id = 1, .prompt = {3, 1, 4, 1, 5, 9, 2}, .max_new_tokens = 8};
   request.on_token = [&](const GeneratedToken& token) { out.tokens.push_back(token.token); };

@@ -55,7 +55,7 @@ class Inference : public testing::Test {
     options.max_len = 4096;
     options.max_requests = setup.max_requests;
     options.on_engine_start = [] { at::set_num_threads(1); };
-    auto engine = std::make_unique<Engine>(
+    auto engine = std::make_unique<InferenceEngine>(
         *model_, EngineOptions{.max_sequences = 16, .prefill_chunk = 64, .kv_tokens = 4 * 4096});
     server_ = std::make_unique<InferenceServer>(std::move(engine), std::move(text), std::move(options));
     server_->start();

@@ -51,7 +51,7 @@ std::vector<EngineRequest> drafted_requests(double temperature, const spec::Mode
   return requests;
 }
 
-Tokens continued(Engine& engine, std::vector<EngineRequest> requests) {
+Tokens continued(InferenceEngine& engine, std::vector<EngineRequest> requests) {
   Tokens tokens(requests.size());
   for (std::size_t i = 0; i < requests.size(); ++i) {
     requests[i].on_token = [&, i](const GeneratedToken& token) { tokens[i].push_back(token.token); };
@@ -72,7 +72,7 @@ struct Accepted {
   double share = 0;
   std::int64_t steps = 0;
 };
-Accepted accepted(const Engine& engine) {
+Accepted accepted(const InferenceEngine& engine) {
   const Scheduler::Totals& totals = engine.scheduler().totals();
   return {totals.drafts == 0 ? 0 : static_cast<double>(totals.accepted_drafts) / static_cast<double>(totals.drafts),
           totals.steps};
@@ -87,11 +87,11 @@ TEST(DraftModel, GivesTheVeryTokensThatComeWithoutIt) {
   for (const double temperature : {0.0, 0.7, 1.5}) {
     for (const EngineOptions& options : {kSmall, kCrowded}) {
       const auto requests = drafted_requests(temperature, shape);
-      Engine plain(*model, options);
+      InferenceEngine plain(*model, options);
       const Tokens expected = continued(plain, requests);
       for (models::Model* draft : {same.get(), another.get(), windowed.get()}) {
         SCOPED_TRACE(temperature);
-        Engine engine(*model, options);
+        InferenceEngine engine(*model, options);
         engine.set_drafter(draft_model(*draft, shape, {.depth = 3, .kv_tokens = 1024, .chunk = 16}));
         EXPECT_EQ(continued(engine, requests), expected);
         const Accepted got = accepted(engine);
@@ -114,7 +114,7 @@ TEST(DraftModel, WithoutBlocksLeavesSequencesToThemselves) {
   const spec::ModelShape shape = models::tiny_shape(spec::Family::kLlama);
   const auto model = drafting_model(shape, 3);
   const auto requests = drafted_requests(0.7, shape);
-  Engine plain(*model, kSmall), engine(*model, kSmall);
+  InferenceEngine plain(*model, kSmall), engine(*model, kSmall);
   engine.set_drafter(draft_model(*model, shape, {.depth = 3, .kv_tokens = 3 * 16, .chunk = 5}));
   EXPECT_EQ(continued(engine, requests), continued(plain, requests));
 }
@@ -137,10 +137,10 @@ TEST(MultiTokenDrafter, GivesTheVeryTokensThatComeWithoutIt) {
     for (const EngineOptions& options : {kSmall, kCrowded}) {
       SCOPED_TRACE(temperature);
       const auto requests = drafted_requests(temperature, model->shape);
-      Engine plain(*model, options);
+      InferenceEngine plain(*model, options);
       const Tokens expected = continued(plain, requests);
       for (const std::size_t depth : {1, 3}) {
-        Engine engine(*model, options);
+        InferenceEngine engine(*model, options);
         engine.set_drafter(multi_token_drafter(*model, engine.kv_cache(), {.depth = depth}));
         EXPECT_EQ(continued(engine, requests), expected);
         EXPECT_GT(engine.scheduler().totals().drafts, 0);
@@ -197,7 +197,7 @@ TEST(MultiTokenDrafter, DraftsWhatTheModuleSaysOfTheWholeText) {
   for (EngineRequest& request : requests) request.sampling = {};
   EngineOptions options = kSmall;
   options.prefix_cache = false;  // a found block's last key may have had another token behind it
-  Engine engine(*model, options);
+  InferenceEngine engine(*model, options);
   engine.set_drafter(
       std::make_unique<Watched>(multi_token_drafter(*model, engine.kv_cache(), {.depth = 2}), *model, checked));
   continued(engine, requests);
@@ -206,7 +206,7 @@ TEST(MultiTokenDrafter, DraftsWhatTheModuleSaysOfTheWholeText) {
 
 TEST(MultiTokenDrafter, OfAModelWithoutModulesIsRefused) {
   const auto model = drafting_model(models::tiny_shape(spec::Family::kLlama), 3);
-  Engine engine(*model, kSmall);
+  InferenceEngine engine(*model, kSmall);
   EXPECT_THROW(multi_token_drafter(*model, engine.kv_cache(), {}), ConfigError);
 }
 
@@ -268,7 +268,7 @@ TEST(RejectionRule, OfTheEngineKeepsTheDistribution) {
           {.id = i, .prompt = {1, 2}, .max_new_tokens = 4, .sampling = {.temperature = 1, .seed = 9}, .choice = i});
     }
     EngineOptions options{.max_sequences = 64, .kv_tokens = 64 * 16, .speculation = SpeculationRule::kRejection};
-    Engine engine(*model, options);
+    InferenceEngine engine(*model, options);
     if (speculates) {
       engine.set_drafter(
           draft_model(*draft, shape, {.depth = 3, .kv_tokens = 64 * 32, .rule = SpeculationRule::kRejection}));

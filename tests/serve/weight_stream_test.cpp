@@ -103,7 +103,7 @@ TEST_F(Streams, LoadsEachLayerOnceAStepAndHoldsTheArenaAlone) {
     EXPECT_LE(resident, bytes / 4);
     EngineOptions options{.kv_tokens = 64};
     model->set_up(options);
-    Engine engine(model->model(), options);
+    InferenceEngine engine(model->model(), options);
     EXPECT_EQ(engine.add({.id = 1, .prompt = {1, 2, 3}, .max_new_tokens = 6}), std::nullopt);
     std::int64_t steps = 0;
     for (; !engine.idle(); ++steps) engine.step();
@@ -137,7 +137,7 @@ TEST_F(Streams, ALoaderThatFailsIsAnErrorOfTheStep) {
     const StreamPlan plan = plan_stream(stream_units(model->model(), 4), bytes / 4);
     WeightStream stream(model->model(), plan, other, at::kFloat);
     EngineOptions options{.kv_tokens = 64, .weights = &stream};
-    Engine engine(model->model(), options);
+    InferenceEngine engine(model->model(), options);
     EXPECT_EQ(engine.add({.id = 1, .prompt = {1, 2, 3}, .max_new_tokens = 6}), std::nullopt);
     EXPECT_ANY_THROW({
       while (!engine.idle()) engine.step();

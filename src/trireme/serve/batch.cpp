@@ -86,7 +86,7 @@ class BatchRun {
                           .cuda_graphs = request.cuda_graphs,
                           .speculation = rule_of(request.speculation)};
     opened_->set_up(options);
-    engine_ = std::make_unique<Engine>(model(), options);
+    engine_ = std::make_unique<InferenceEngine>(model(), options);
     drafter_ = make_drafter(request.speculation, request.model, *opened_, *engine_);
     if (drafter_.drafter) engine_->set_drafter(std::move(drafter_.drafter));
     if (!opened_->about.empty() && world.rank() == 0) log_info("{}", opened_->about);
@@ -276,7 +276,7 @@ class BatchRun {
   std::int64_t total_lines_ = 0, in_flight_ = 0;
   BatchResult result_;
   RankDrafter drafter_;
-  std::unique_ptr<Engine> engine_;  // the last: its callbacks use the others
+  std::unique_ptr<InferenceEngine> engine_;  // the last: its callbacks use the others
 };
 
 }  // namespace

@@ -47,7 +47,7 @@ at::Tensor as_long_tensor(const std::vector<std::int64_t>& numbers) {
 
 }  // namespace
 
-struct Engine::Running {
+struct InferenceEngine::Running {
   explicit Running(EngineRequest of) : request(std::move(of)), draws(request.sampling.seed, request.choice) {
     if (request.sampling.changes_logits()) counts.add_prompt(request.prompt);
   }
@@ -58,7 +58,7 @@ struct Engine::Running {
   std::vector<Distribution> drawn_from = {};  // its drafts, with the rejection rule
 };
 
-Engine::Engine(models::Model& model, EngineOptions options)
+InferenceEngine::InferenceEngine(models::Model& model, EngineOptions options)
     : model_(model),
       options_(options),
       device_(model.params.begin()->value.device()),
@@ -66,9 +66,9 @@ Engine::Engine(models::Model& model, EngineOptions options)
       scheduler_(scheduler_options(options, cache_.groups), options.schedule_log),
       max_len_(nn::blocks_for(std::min(model.shape.max_seq_len, options.kv_tokens)) * nn::kKvBlockSize) {}
 
-Engine::~Engine() = default;
+InferenceEngine::~InferenceEngine() = default;
 
-std::optional<std::string> Engine::add(EngineRequest request) {
+std::optional<std::string> InferenceEngine::add(EngineRequest request) {
   auto why = scheduler_.add(
       {.id = request.id, .prompt = request.prompt, .max_new_tokens = request.max_new_tokens, .salt = request.salt});
   if (why) return why;
@@ -77,7 +77,7 @@ std::optional<std::string> Engine::add(EngineRequest request) {
   return std::nullopt;
 }
 
-bool Engine::cancel(RequestId id) {
+bool InferenceEngine::cancel(RequestId id) {
   if (!running_.contains(id)) return false;
   if (stepping_) {
     cancelled_.push_back(id);
@@ -89,7 +89,7 @@ bool Engine::cancel(RequestId id) {
   return scheduler_.cancel(id);
 }
 
-bool Engine::needs_logits(RequestId id) const {
+bool InferenceEngine::needs_logits(RequestId id) const {
   const EngineRequest& request = running_.at(id).request;
   const SamplingParams& sampling = request.sampling;
   const bool greedy = sampling.temperature <= 0 || sampling.top_k == 1;
@@ -97,7 +97,7 @@ bool Engine::needs_logits(RequestId id) const {
 }
 
 /// What decode_graph.h takes: latents are gathered and experts counted on the host.
-bool Engine::decodes_only(const StepPlan& plan) const {
+bool InferenceEngine::decodes_only(const StepPlan& plan) const {
   if (!device_.is_cuda() || model_.shape.mla.used() || model_.shape.experts.used()) return false;
   if (drafter_ && drafter_->observes()) return false;  // graphs leave no hidden states
   return std::ranges::all_of(plan.sequences, [](const PlannedSequence& planned) {
@@ -105,8 +105,8 @@ bool Engine::decodes_only(const StepPlan& plan) const {
   });
 }
 
-Engine::Scores Engine::collect(const at::Tensor& logits, std::span<const std::int64_t> likeliest,
-                               const std::vector<bool>& needed) const {
+InferenceEngine::Scores InferenceEngine::collect(const at::Tensor& logits, std::span<const std::int64_t> likeliest,
+                                                 const std::vector<bool>& needed) const {
   Scores scores{.likeliest = {likeliest.begin(), likeliest.end()}};
   std::vector<std::int64_t> rows;
   for (std::size_t row = 0; row < needed.size(); ++row) {
@@ -118,8 +118,9 @@ Engine::Scores Engine::collect(const at::Tensor& logits, std::span<const std::in
   return scores;
 }
 
-Engine::Scores Engine::decode_graph(std::span<const nn::SequenceStep> steps, std::span<const std::int64_t> ids,
-                                    const std::vector<bool>& needed) {
+InferenceEngine::Scores InferenceEngine::decode_graph(std::span<const nn::SequenceStep> steps,
+                                                      std::span<const std::int64_t> ids,
+                                                      const std::vector<bool>& needed) {
   if (!graphs_) {
     graphs_ = std::make_unique<DecodeGraphs>(model_, cache_, device_,
                                              DecodeGraphs::Options{.max_sequences = options_.max_sequences,
@@ -131,14 +132,14 @@ Engine::Scores Engine::decode_graph(std::span<const nn::SequenceStep> steps, std
   return collect(out.logits, out.tokens, needed);
 }
 
-void Engine::prepare(nn::KvBatch& batch, nn::Context& context) const {
+void InferenceEngine::prepare(nn::KvBatch& batch, nn::Context& context) const {
   batch.invariant = options_.invariant && device_.is_cpu();
   batch.quantised = options_.quantised;
   context.weights = options_.weights;
 }
 
 /// One row for each sequence that samples, and one more for each of its drafts.
-Engine::Scores Engine::scores_of(const StepPlan& plan) {
+InferenceEngine::Scores InferenceEngine::scores_of(const StepPlan& plan) {
   std::vector<nn::SequenceStep> steps;
   std::vector<std::int64_t> ids, wanted;
   std::vector<bool> needed;
@@ -195,8 +196,8 @@ Engine::Scores Engine::scores_of(const StepPlan& plan) {
 }
 
 /// `draft`: the row verifies this one of the sequence's drafts, the token `drafted`.
-std::int64_t Engine::draw_token(Running& running, std::span<const float> logits, std::optional<std::size_t> draft,
-                                std::int64_t drafted) const {
+std::int64_t InferenceEngine::draw_token(Running& running, std::span<const float> logits,
+                                         std::optional<std::size_t> draft, std::int64_t drafted) const {
   const SamplingParams& sampling = running.request.sampling;
   std::vector<float> adjusted;
   if (sampling.changes_logits()) {
@@ -213,7 +214,7 @@ std::int64_t Engine::draw_token(Running& running, std::span<const float> logits,
       .token;
 }
 
-StepResult Engine::draw(const PlannedSequence& planned, const Scores& scores, std::size_t first_row) {
+StepResult InferenceEngine::draw(const PlannedSequence& planned, const Scores& scores, std::size_t first_row) {
   Running& running = running_.at(planned.id);
   const EngineRequest& request = running.request;
   const auto drafts = scheduler().tokens(planned.id).last(static_cast<std::size_t>(planned.drafts));
@@ -256,7 +257,8 @@ StepResult Engine::draw(const PlannedSequence& planned, const Scores& scores, st
   return result;
 }
 
-DraftRequest Engine::draft_request(RequestId id, const Running& running, std::span<const std::int64_t> tokens) const {
+DraftRequest InferenceEngine::draft_request(RequestId id, const Running& running,
+                                            std::span<const std::int64_t> tokens) const {
   const auto left = static_cast<std::size_t>(running.request.max_new_tokens) - running.generated;
   return {.id = id,
           .tokens = tokens,
@@ -267,7 +269,7 @@ DraftRequest Engine::draft_request(RequestId id, const Running& running, std::sp
           .generated = running.generated};
 }
 
-void Engine::propose_drafts() {
+void InferenceEngine::propose_drafts() {
   std::vector<DraftRequest> requests;
   for (const auto& [id, running] : running_) {
     if (running.generated == 0 || !scheduler().is_running(id)) continue;
@@ -282,7 +284,7 @@ void Engine::propose_drafts() {
   }
 }
 
-void Engine::show_step(const StepPlan& plan, std::span<const StepResult> results) {
+void InferenceEngine::show_step(const StepPlan& plan, std::span<const StepResult> results) {
   StepSeen seen{.hidden = &hidden_};
   std::vector<std::vector<std::int64_t>> texts;
   texts.reserve(plan.sequences.size());  // spans of them are handed on
@@ -308,7 +310,7 @@ void Engine::show_step(const StepPlan& plan, std::span<const StepResult> results
   drafter_->observe(seen);
 }
 
-void Engine::move_blocks(const StepPlan& plan) {
+void InferenceEngine::move_blocks(const StepPlan& plan) {
   const auto numbers = [&](const BlockCopy& copy) {
     return as_long_tensor({copy.blocks.begin(), copy.blocks.end()}).to(device_);
   };
@@ -338,7 +340,7 @@ void Engine::move_blocks(const StepPlan& plan) {
   }
 }
 
-void Engine::take_filler_step() {
+void InferenceEngine::take_filler_step() {
   nn::BlockManager::Tables tables;
   for (const nn::KvCacheGroup& group : cache_.groups) {
     tables.push_back({.blocks = {static_cast<nn::BlockId>(group.num_blocks - 1)}});
@@ -353,7 +355,7 @@ void Engine::take_filler_step() {
   model_.next_logits(as_long_tensor({0}).to(device_).unsqueeze(0), context);
 }
 
-bool Engine::step_together() {
+bool InferenceEngine::step_together() {
   TRIREME_CHECK(options_.lockstep != nullptr, "an engine that computes alone");
   std::int64_t busy = idle() ? 0 : 1;
   options_.lockstep->all_reduce({&busy, 1, comm::DType::kI64}, comm::Reduce::kMax).wait();
@@ -366,7 +368,7 @@ bool Engine::step_together() {
   return true;
 }
 
-void Engine::step() {
+void InferenceEngine::step() {
   if (drafter_) propose_drafts();
   const StepPlan plan = scheduler_.plan();
   TRIREME_CHECK(idle() || !plan.sequences.empty(), "{} requests wait, but the next step has none of them",

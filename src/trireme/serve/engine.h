@@ -1,6 +1,6 @@
 // serve/engine.h -- continues many token lists at once: the scheduler's plans, carried out on a model.
 //
-//   Engine engine(model, {.max_sequences = 16, .kv_tokens = 8192});
+//   InferenceEngine engine(model, {.max_sequences = 16, .kv_tokens = 8192});
 //   engine.add({.id = 1, .prompt = tokens, .max_new_tokens = 64, .on_token = ...});
 //   while (!engine.idle()) engine.step();
 //
@@ -80,11 +80,11 @@ struct EngineRequest {
   std::function<void(std::span<const float>)> on_logits = nullptr;
 };
 
-class Engine {
+class InferenceEngine {
  public:
   /// Borrows the model; all of its parameters are on one device.
-  Engine(models::Model& model, EngineOptions options);
-  ~Engine();
+  InferenceEngine(models::Model& model, EngineOptions options);
+  ~InferenceEngine();
 
   /// Proposes tokens for the model to verify, several a step; what is generated stays the same. Before requests come.
   void set_drafter(std::unique_ptr<Drafter> drafter) { drafter_ = std::move(drafter); }

@@ -59,7 +59,7 @@ void PendingAnswer::cancel() {
 
 PendingAnswer::~PendingAnswer() = default;
 
-EngineThread::EngineThread(std::unique_ptr<Engine> engine, EngineThreadOptions options, http::Metrics& metrics)
+EngineThread::EngineThread(std::unique_ptr<InferenceEngine> engine, EngineThreadOptions options, http::Metrics& metrics)
     : engine_(std::move(engine)),
       options_(std::move(options)),
       first_token_seconds_(metrics.histogram("trireme_serve_first_token_seconds",

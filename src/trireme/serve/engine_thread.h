@@ -71,7 +71,7 @@ struct EngineThreadOptions {
 
 class EngineThread {
  public:
-  EngineThread(std::unique_ptr<Engine> engine, EngineThreadOptions options, http::Metrics& metrics);
+  EngineThread(std::unique_ptr<InferenceEngine> engine, EngineThreadOptions options, http::Metrics& metrics);
   /// Ends what runs.
   ~EngineThread();
 
@@ -100,7 +100,7 @@ class EngineThread {
   void collect(http::Samples& samples) const;
   void meter_sequences();
 
-  std::unique_ptr<Engine> engine_;
+  std::unique_ptr<InferenceEngine> engine_;
   EngineThreadOptions options_;
   mutable std::mutex mutex_;
   std::condition_variable posted_;

@@ -86,7 +86,7 @@ void tell_followers(comm::Group& world, const EngineOrders& orders) {
   if (size > 0) world.broadcast({text.data(), text.size(), comm::DType::kU8}, 0).wait();
 }
 
-void follow(Engine& engine, comm::Group& world) {
+void follow(InferenceEngine& engine, comm::Group& world) {
   while (true) {
     std::int64_t size = 0;
     world.broadcast({&size, 1, comm::DType::kI64}, 0).wait();

@@ -29,6 +29,6 @@ EngineOrders orders_of(const std::string& text);
 /// Rank 0.
 void tell_followers(comm::Group& world, const EngineOrders& orders);
 /// The others, until they are told that it is over.
-void follow(Engine& engine, comm::Group& world);
+void follow(InferenceEngine& engine, comm::Group& world);
 
 }  // namespace trireme::serve

@@ -71,7 +71,7 @@ void check_tokens(std::span<const std::int64_t> tokens, const spec::ModelShape& 
 namespace {
 
 /// Continues the prompts `first`, `first` + `every`, ... on an engine, by ranks that all have it.
-TokenLists run_engine(Engine& engine, const GenerateRequest& request, std::size_t first, std::size_t every) {
+TokenLists run_engine(InferenceEngine& engine, const GenerateRequest& request, std::size_t first, std::size_t every) {
   TokenLists added(request.prompts.size());
   for (std::size_t i = first; i < request.prompts.size(); i += every) {
     EngineRequest one{.id = i,
@@ -141,7 +141,7 @@ void share_lists(TokenLists& lists, const RankModel& model, comm::Group& world) 
 
 TokenLists continue_prompts(models::Model& model, const GenerateRequest& request) {
   if (request.tokens == 0 || request.prompts.empty()) return TokenLists(request.prompts.size());
-  Engine engine(model, engine_options(request, lengths_of(request, 0, 1)));
+  InferenceEngine engine(model, engine_options(request, lengths_of(request, 0, 1)));
   return run_engine(engine, request, 0, 1);
 }
 
@@ -172,7 +172,7 @@ TokenLists generate(const GenerateRequest& request, comm::Group& world) {
   EngineOptions options = engine_options(request, lengths_of(request, first, every));
   options.speculation = rule_of(request.speculation);
   model->set_up(options);
-  Engine engine(model->model(), options);
+  InferenceEngine engine(model->model(), options);
   RankDrafter drafter = make_drafter(request.speculation, opens, *model, engine);
   if (drafter.drafter) engine.set_drafter(std::move(drafter.drafter));
   TokenLists added = run_engine(engine, mine, first, every);

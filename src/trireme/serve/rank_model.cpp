@@ -173,7 +173,7 @@ SpeculationRule rule_of(const SpeculationRequest& request) {
 }
 
 RankDrafter make_drafter(const SpeculationRequest& request, const ModelRequest& of, const RankModel& model,
-                         Engine& engine) {
+                         InferenceEngine& engine) {
   const SpeculationRule rule = rule_of(request);
   RankDrafter out;
   switch (request.kind) {

@@ -52,7 +52,7 @@ struct RankDrafter {
 };
 /// Null where none was asked for. ConfigError where the model cannot have it. Each rank has a draft model to itself.
 RankDrafter make_drafter(const SpeculationRequest& request, const ModelRequest& of, const RankModel& model,
-                         Engine& engine);
+                         InferenceEngine& engine);
 /// What set_drafter() takes it with: rules of the engine's options.
 SpeculationRule rule_of(const SpeculationRequest& request);
 

@@ -84,7 +84,7 @@ std::int64_t agreed_kv_tokens(std::int64_t mine, comm::Group& world) {
   return mine;
 }
 
-double seconds_of(Engine& engine) {
+double seconds_of(InferenceEngine& engine) {
   const auto begin = Clock::now();
   engine.step();
   return std::chrono::duration<double>(Clock::now() - begin).count();
@@ -106,7 +106,8 @@ InvariantPrice measure_invariant_price(models::Model& model) {
   // The first round pays for memory that is touched first; of the others the best counts, a few where they are short.
   for (int round = 0; round < 3 || (round < 12 && Clock::now() - begin < std::chrono::milliseconds(500)); ++round) {
     for (const bool invariant : {false, true}) {
-      Engine engine(model, {.kv_tokens = prompt + kDecodes + 1, .prefix_cache = false, .invariant = invariant});
+      InferenceEngine engine(model,
+                             {.kv_tokens = prompt + kDecodes + 1, .prefix_cache = false, .invariant = invariant});
       std::vector<std::int64_t> tokens(static_cast<std::size_t>(prompt));
       for (std::size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<std::int64_t>(i) % model.shape.vocab_size;
       const auto why = engine.add({.id = 0, .prompt = tokens, .max_new_tokens = kDecodes + 1});
@@ -164,7 +165,7 @@ bool run_server(const ServeRequest& request, comm::Group& world) {
   opened->set_up(options);
   RankDrafter drafter;
   const auto make_engine = [&] {
-    auto engine = std::make_unique<Engine>(model, options);
+    auto engine = std::make_unique<InferenceEngine>(model, options);
     drafter = make_drafter(request.speculation, request.model, *opened, *engine);
     if (drafter.drafter) engine->set_drafter(std::move(drafter.drafter));
     return engine;

@@ -87,7 +87,8 @@ struct InferenceServer::Job {
   }
 };
 
-InferenceServer::InferenceServer(std::unique_ptr<Engine> engine, ModelText text, InferenceServerOptions options)
+InferenceServer::InferenceServer(std::unique_ptr<InferenceEngine> engine, ModelText text,
+                                 InferenceServerOptions options)
     : text_(std::move(text)),
       options_(std::move(options)),
       limits_{.model = options_.model_name,

@@ -36,7 +36,7 @@ struct InferenceServerOptions {
 
 class InferenceServer {
  public:
-  InferenceServer(std::unique_ptr<Engine> engine, ModelText text, InferenceServerOptions options);
+  InferenceServer(std::unique_ptr<InferenceEngine> engine, ModelText text, InferenceServerOptions options);
   ~InferenceServer();
 
   void start() { http_.start(); }
