@@ -142,7 +142,8 @@ TEST(Emulated, RingAndDoublingTakeAsLongAsTheModelSays) {
       self.world().all_reduce(buffer(values), Reduce::kSum, {.algorithm = algorithm}).wait();
     };
     const double measured = best_seconds(4, options, sum, 2 * predicted);
-    // A ring's segments may overtake the latency that the model counts for each round: beside other work 0.8 was seen.
+    // On a busy machine a ring took 0.80 to 0.85 of what the model says in 7 of 9 runs, on a quiet one never; why is
+    // not known.
     EXPECT_GT(measured, 0.75 * predicted) << cost::name(algorithm);
     if (kTimely) {
       EXPECT_LT(measured, 2 * predicted) << cost::name(algorithm);

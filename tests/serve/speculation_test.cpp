@@ -96,8 +96,9 @@ TEST(DraftModel, GivesTheVeryTokensThatComeWithoutIt) {
         EXPECT_EQ(continued(engine, requests), expected);
         const Accepted got = accepted(engine);
         if (draft == same.get()) {
-          // It draws with the model's numbers, so that at any temperature it says the same; what it drafted behind a
-          // stop token is not taken.
+          // It draws with the model's numbers, so that at any temperature it says the same. 0.935 was seen at
+          // temperature 0: some requests have stop tokens, and what is drafted behind one is not taken; the two were
+          // not traced.
           EXPECT_GT(got.share, 0.9);
           if (options.kv_tokens == kSmall.kv_tokens) {
             EXPECT_LT(got.steps, accepted(plain).steps * 3 / 4);

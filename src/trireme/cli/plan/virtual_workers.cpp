@@ -34,7 +34,7 @@ void add_devices(const std::string& text, std::vector<plan::UnequalDevice>& devi
     double value = 0;
     const auto [end, failure] = std::from_chars(parts[at].data(), parts[at].data() + parts[at].size(), value);
     if (failure != std::errc{} || end != parts[at].data() + parts[at].size() || !(value > 0))
-      throw ConfigError(fmt::format("--device {}: {} is no number above 0", text, parts[at]),
+      throw ConfigError(fmt::format("--device {}: {} is not a number above 0", text, parts[at]),
                         "write KIND:COUNT:SPEED or KIND:COUNT:SPEED:GB, such as v100:4:1.5:16");
     return value;
   };
