@@ -1,8 +1,8 @@
 # cmake -DPROGRAM=test_nn -DROOM=nn -DAPART=REGEX -DTRIREME=... -DOUT=FILE -P discover_suites.cmake
 #
 # Lists the suites of a GoogleTest program for ctest, as "nn.Attention". Loading the tensor library takes a program most of a
-# second, which hundreds of tests would pay one by one. Suites that match APART are long: their tests are listed each by
-# itself, so that they run side by side.
+# second, and starting under a sanitizer a tenth, which hundreds of tests would pay one by one. Suites that match APART are
+# long: their tests are listed each by itself, so that they run side by side.
 execute_process(COMMAND ${PROGRAM} --gtest_list_tests OUTPUT_VARIABLE listed RESULT_VARIABLE failed)
 if(failed)
   message(FATAL_ERROR "${PROGRAM} --gtest_list_tests ended with ${failed}")
