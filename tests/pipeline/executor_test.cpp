@@ -160,7 +160,7 @@ TEST(Executor, RefusesWhatCannotRun) {
     return text;
   };
   EXPECT_THAT(message(one_f_one_b(3, 3), 2), HasSubstr("is for 3 ranks, but the pipeline has 2"));
-  EXPECT_THAT(message(table_of("pipedream", {.ranks = 2, .micros = 1, .steps = 3}), 2),
+  EXPECT_THAT(message(table_of("hetpipe", {.ranks = 2, .micros = 2, .steps = 3}), 2),
               AllOf(HasSubstr("embedding.tokens.weight is in 2 stages"), HasSubstr("model.tied = false")));
   schedule::Schedule broken = one_f_one_b(2, 3);
   std::swap(broken.ranks[0][0], broken.ranks[0][2]);

@@ -185,13 +185,16 @@ TEST(CheckRecipe, SeesWhatTheTrainerRefuses) {
   };
   EXPECT_THAT(keys(with({"pipeline.schedule=pipedream-2bw", "layout.tp=2"}), 4), IsEmpty());
   EXPECT_THAT(keys(with({"pipeline.schedule=pipedream", "train.micro_batch_size=1"}), 2), IsEmpty());
-  EXPECT_THAT(keys(with({"pipeline.schedule=pipedream-2bw", "precision.compute=fp16"}), 2),
-              ElementsAre("precision.compute"));
+  EXPECT_THAT(check(with({"pipeline.schedule=pipedream-2bw", "precision.compute=fp16"}), 2, "dgx-h100").problems,
+              IsEmpty());
   EXPECT_THAT(keys(with({"pipeline.schedule=spectrain"}), 2), ElementsAre("optim.kind"));
   EXPECT_THAT(keys(with({"pipeline.schedule=zb-h2", "pipeline.drain_every=2", "layout.zero=1"}), 4), IsEmpty());
   EXPECT_THAT(keys(with({"pipeline.schedule=zb-h2", "pipeline.drain_every=2", "layout.zero=3"}), 4), IsEmpty());
   EXPECT_THAT(keys(with({"pipeline.schedule=pipedream-2bw", "layout.zero=3"}), 4), IsEmpty());
-  EXPECT_THAT(keys({"layout.pp=2", "pipeline.schedule=pipedream", "model.tied=true"}, 2), ElementsAre("model.tied"));
+  EXPECT_THAT(keys({"layout.pp=2", "pipeline.schedule=pipedream", "model.tied=true", "train.hash_every=0"}, 2),
+              IsEmpty());
+  EXPECT_THAT(keys({"train.recompute=budget", "train.recompute_gb=1e-6", "train.micro_batch_size=1"}, 1),
+              ElementsAre("train.recompute_gb"));
   EXPECT_THAT(keys(with({"pipeline.drain_every=3", "checkpoint.every=10"}), 2), ElementsAre("checkpoint.every"));
   EXPECT_THAT(keys(with({"train.micro_batch_size=64", "layout.zero=3"}), 4), IsEmpty());
 }

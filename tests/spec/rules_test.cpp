@@ -36,7 +36,11 @@ TEST(Rules, AskTheScheduleOnlyForItsTraits) {
   run.schedule.asynchronous = true;
   EXPECT_THAT(refused_by(run), IsEmpty());
   run.shape.tied = true;
-  EXPECT_THAT(refused_by(run), ElementsAre("asynchronous-shared-weights"));
+  EXPECT_THAT(refused_by(run), IsEmpty()) << "shared weights are summed late";
+  run.schedule.waves = true;
+  run.recipe.optim.kind = OptimizerKind::kSgd;
+  run.recipe.optim.momentum = run.recipe.optim.weight_decay = run.recipe.optim.grad_clip_norm = 0;
+  EXPECT_THAT(refused_by(run), ElementsAre("waves-share-no-weights"));
   run = two_stages();
   run.schedule.updates_every_micro = true;
   EXPECT_THAT(refused_by(run), IsEmpty()) << "a step is one micro-batch by itself";
@@ -51,6 +55,30 @@ TEST(Rules, AskTheScheduleOnlyForItsTraits) {
   const auto refusals = find_refusals(run);
   ASSERT_EQ(refusals.size(), 1U);
   EXPECT_EQ(refusals[0].problem.hint, "set batch.global_batch_tokens = 144 (9 sequences, 9 micro-batches)");
+}
+
+/// In 256 parts of the budget, rounded up: what nn::plan_within() finds a plan for.
+TEST(Rules, ABudgetHoldsABlockAndAnInput) {
+  RunSetup run = two_stages();
+  run.shape.num_layers = 4;
+  run.recipe.train.recompute = RecomputeKind::kBudget;
+  run.recipe.train.micro_batch_size = 1;
+  run.block_bytes = [](const Recipe&) { return BlockBytes{.saved = 1e9, .input = 1e8}; };
+  run.recipe.train.recompute_gb = 1.12;
+  EXPECT_THAT(refused_by(run), IsEmpty());
+  run.recipe.train.recompute_gb = 1.1;  // 233 parts and 24, of 256
+  const auto refusals = find_refusals(run);
+  ASSERT_EQ(refusals.size(), 1U);
+  EXPECT_EQ(refusals[0].rule->name, "budget-holds-a-block");
+  EXPECT_EQ(refusals[0].problem.hint, "set train.recompute_gb = 1.11, or a smaller train.micro_batch_size");
+  run.recipe.train.recompute_gb = 1.11;
+  EXPECT_THAT(refused_by(run), IsEmpty());
+  run.recipe.train.recompute_gb = 1.1;
+  run.recipe.layout.pp = 4, run.ranks = 4;  // a block each: no other's input waits
+  EXPECT_THAT(refused_by(run), IsEmpty());
+  run.shape.num_layers = 8;
+  run.recipe.pipeline.virtual_stages = 2;
+  EXPECT_THAT(refused_by(run), ElementsAre("budget-holds-a-block")) << "chunks of a rank share it";
 }
 
 TEST(Rules, LookAtEveryBatchOfTheRun) {

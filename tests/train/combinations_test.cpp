@@ -266,9 +266,26 @@ std::vector<Case> mistakes() {
     r.optim.kind = spec::OptimizerKind::kSgd;
     r.optim.momentum = r.optim.weight_decay = r.optim.grad_clip_norm = 0;
   });
-  add("a budget for BERT", [](auto& r) {
-    r.model.family = spec::Family::kBert, r.model.tied = true;
-    r.train.recompute = spec::RecomputeKind::kBudget, r.train.recompute_gb = 1, r.train.micro_batch_size = 2;
+  const auto budget = [](spec::Recipe& r, double gb) {
+    r.train.recompute = spec::RecomputeKind::kBudget, r.train.recompute_gb = gb, r.train.micro_batch_size = 2;
+  };
+  add("a budget for BERT", [=](auto& r) { budget(r, 1), r.model.family = spec::Family::kBert, r.model.tied = true; });
+  add("a budget of less than a block", [=](auto& r) { budget(r, 1e-6); });
+  add("a budget of a block without the input of another", [=](auto& r) { budget(r, 4e-5); });
+  for (const double gb : {4.2e-5, 4.4e-5, 4.6e-5, 5e-5, 6e-5, 8e-5})
+    add("a budget near its least", [=](auto& r) { budget(r, gb); });
+  for (const double gb : {4e-5, 4.4e-5, 5e-5, 6e-5, 8e-5, 1e-4, 1.2e-4}) {
+    add("a budget of stages", [=](auto& r) { budget(r, gb), r.layout.pp = 2; });
+    add("a budget of stages of one block", [=](auto& r) { budget(r, gb), r.layout.pp = 4; });
+    add("a budget that chunks share", [=](auto& r) {
+      budget(r, gb), r.layout.pp = 2, r.pipeline.schedule = "interleaved", r.pipeline.virtual_stages = 2;
+    });
+    add("a budget of two directions",
+        [=](auto& r) { budget(r, gb), r.layout.pp = 2, r.pipeline.schedule = "chimera"; });
+  }
+  add("a budget of an encoder and a decoder", [=](auto& r) {
+    budget(r, 1), r.model.family = spec::Family::kTransformer, r.model.num_encoder_layers = 2;
+    r.data.synthetic.kind = spec::SyntheticKind::kReverse;
   });
   add("halves of one sequence", [](auto& r) { r.layout.pp = 2, r.pipeline.schedule = "chimera-halving"; });
   add("doubled forwards with offload", [](auto& r) {

@@ -4,6 +4,7 @@
 
 #include "tests/train/support.h"
 #include "trireme/plan/layout_matrix.h"
+#include "trireme/plan/run_setup.h"
 #include "trireme/train/diagnose/explain.h"
 #include "trireme/train/diagnose/verify.h"
 
@@ -229,6 +230,36 @@ TEST(Layouts, ImpossibleOnesNameTheNumbersAndWhatWorks) {
   using testing::HasSubstr;
   EXPECT_THAT(message("tp=3", 3), AllOf(HasSubstr("layout.tp"), HasSubstr("8"), HasSubstr("set layout.tp")));
   EXPECT_THAT(message("cp=3", 3), AllOf(HasSubstr("layout.cp"), HasSubstr("16 tokens"), HasSubstr("set layout.cp")));
+}
+
+/// What recomputation within a budget counts of a block is what is saved of it, whether its norms come first or last.
+TEST(Layouts, BlocksSaveWhatABudgetCounts) {
+  for (const Family family : {Family::kLlama, Family::kGpt2, Family::kBert}) {
+    for (const int tp : {1, 2}) {
+      spec::Recipe recipe = even_recipe(family, Precision::kFp32);
+      recipe.layout.tp = tp;
+      recipe.train.micro_batch_size = 2;
+      const auto saved = [&](spec::RecomputeKind kind, std::optional<double> gb) {
+        recipe.train.recompute = kind;
+        recipe.train.recompute_gb = gb;
+        double bytes = 0;
+        with_trainers(recipe, tp, [&](Trainer& trainer, comm::Rank& rank) {
+          trainer.step();
+          if (rank.rank() == 0) bytes = static_cast<double>(trainer.engine().account().activations);
+        });
+        return bytes;
+      };
+      const spec::BlockBytes block = plan::block_bytes(recipe, model_shape(recipe));
+      const auto layers = static_cast<double>(*recipe.model.num_layers);
+      const double none = saved(spec::RecomputeKind::kNone, {}), full = saved(spec::RecomputeKind::kFull, {});
+      const double rest = none - layers * block.saved;  // embedding and head
+      EXPECT_EQ(full - layers * block.input, rest) << static_cast<int>(family) << " tp " << tp;
+      const double budget = block.saved + 1.5 * block.input;
+      const double within = saved(spec::RecomputeKind::kBudget, budget / 1e9);
+      EXPECT_LE(within - rest, budget) << static_cast<int>(family) << " tp " << tp;
+      EXPECT_LT(within, none);
+    }
+  }
 }
 
 /// What a rank keeps and sends is what the papers say, to the byte.

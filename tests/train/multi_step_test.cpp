@@ -1,6 +1,7 @@
 // Steps that run together: asynchronous schedules beside their serial mathematics, steps validated after the fact
 // beside one rank, and what may be looked at between.
 #include <ATen/ops/equal.h>
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -140,6 +141,103 @@ TEST(Together, AsynchronousVersionsOfShardedWeightsEqualTheirSerialMathematics) 
   const char* const kinds[] = {"pipedream", "pipedream-2bw", "xpipe"};
   expect_serial_mathematics(kinds, layouts);
   expect_serial_mathematics(kAsynchronous, {layouts, 1});
+}
+
+/// Gradients of a weight that stages share are a sum that nobody waits for: later updates take it, on all of them the
+/// same.
+TEST(Together, AsynchronousStagesThatShareWeightsEqualTheirSerialMathematics) {
+  const auto expect_equal = [](spec::Recipe recipe, int ranks, const std::string& name) {
+    const VerifyResult result = verify_together(std::move(recipe), ranks, 6);
+    EXPECT_TRUE(result.equal) << name << ": " << result.gradients.name << " " << result.gradients.relative << ", "
+                              << result.weights.name << " " << result.weights.relative;
+  };
+  for (const char* kind : kAsynchronous) {
+    for (const int stages : {2, 4}) {
+      for (const std::optional<int> drain_every : {std::optional<int>{}, {4}}) {
+        spec::Recipe recipe = together(kind, stages, drain_every);
+        recipe.model.tied = true;
+        expect_equal(recipe, stages, fmt::format("{} on {}", kind, stages));
+      }
+    }
+    spec::Recipe bert = together(kind, 2);
+    bert.model.family = Family::kBert;
+    bert.model.tied = true;
+    expect_equal(bert, 2, fmt::format("{} of BERT", kind));
+    spec::Recipe pair = together(kind, 4);
+    pair.model.family = Family::kTransformer;
+    pair.model.num_encoder_layers = 2;
+    pair.model.num_layers = 2;
+    pair.data.synthetic.kind = spec::SyntheticKind::kReverse;
+    expect_equal(pair, 4, fmt::format("{} of an encoder and a decoder", kind));
+    spec::Recipe further = together(kind, 2);
+    further.model.mtp_depth = 1;
+    expect_equal(further, 2, fmt::format("{} that predicts two tokens", kind));
+  }
+  const StageLayout layouts[] = {{"tp", {.tp = 2, .pp = 2}},
+                                 {"ZeRO-1", {.dp = 2, .pp = 2, .zero = 1}},
+                                 {"ZeRO-2", {.dp = 2, .pp = 2, .zero = 2}},
+                                 {"ZeRO-3", {.dp = 2, .pp = 2, .zero = 3}},
+                                 {"offload", {.dp = 2, .pp = 2, .offload = kHost}}};
+  for (const auto& [name, layout] : layouts) {
+    for (const char* kind : {"pipedream", "pipedream-2bw", "xpipe"}) {
+      spec::Recipe recipe = together(kind, 2);
+      recipe.model.tied = true;
+      recipe.model.num_kv_heads = 2;
+      recipe.batch.global_batch_tokens = 8 * 12;
+      recipe.layout = layout;
+      expect_equal(recipe, 4, fmt::format("{} with {}", kind, name));
+    }
+  }
+  spec::Recipe recipe = together("pipedream", 4);  // ranks of a stage that take turns
+  recipe.model.tied = true;
+  recipe.batch.global_batch_tokens = 6 * 12;
+  recipe.train.micro_batch_size = 1;
+  recipe.pipeline.stage_ranks = {3, 1};
+  expect_equal(recipe, 4, "stages on several ranks");
+}
+
+/// The loss scale of a step is what its stage knows of updates before, and what overflows counts as zero.
+TEST(Together, AsynchronousStepsInFp16EqualTheirSerialMathematics) {
+  struct Seen {
+    std::vector<bool> taken;
+    std::vector<double> losses, norms;
+  };
+  const auto run = [](const spec::Recipe& which, int ranks, MakeEngine& make) {
+    Seen seen;
+    comm::run_ranks(ranks, [&](comm::Rank& rank) {
+      at::set_num_threads(1);
+      const auto samples = data::open_samples(which, data::Split::kTrain);
+      Trainer trainer(which, model_shape(which), rank.world(), *samples, make);
+      for (int step = 0; step < 12; ++step) {
+        const StepReport report = trainer.step();
+        if (rank.rank() != 0) continue;
+        seen.taken.push_back(report.taken);
+        seen.losses.push_back(report.loss);
+        seen.norms.push_back(report.gradient_norm);
+      }
+    });
+    return seen;
+  };
+  for (const char* kind : kAsynchronous) {
+    for (const bool tied : {false, true}) {
+      spec::Recipe recipe = together(kind, 4, 6);
+      recipe.precision.compute = Precision::kFp16;
+      recipe.precision.loss_scale.initial = 1 << 22;  // overflows a few times
+      recipe.precision.loss_scale.interval = 2;
+      recipe.model.tied = tied;
+      const Seen mine = run(recipe, 4, make_engine);
+      spec::Recipe alone = recipe;
+      alone.layout = {.dp = 1, .pp = 4};
+      const Seen serial = run(alone, 1, make_delayed_engine);
+      EXPECT_EQ(mine.taken, serial.taken) << kind << (tied ? ", tied" : "");
+      EXPECT_THAT(mine.taken, testing::Contains(true)) << kind;
+      EXPECT_THAT(mine.taken, testing::Contains(false)) << kind;
+      for (std::size_t i = 0; i < mine.losses.size(); ++i) {
+        EXPECT_NEAR(mine.losses[i], serial.losses[i], 5e-3 * serial.losses[i]) << kind << " " << i;
+        EXPECT_NEAR(mine.norms[i], serial.norms[i], 5e-2 * serial.norms[i]) << kind << " " << i;
+      }
+    }
+  }
 }
 
 /// Both where every step is taken back, and where none is.
@@ -392,15 +490,17 @@ TEST(Together, SaysWhatCannotBeDoneBetweenDrains) {
   EXPECT_THAT(message_of(recipe), HasSubstr("set checkpoint.every = 12, or pipeline.drain_every = 5"));
   recipe.pipeline.drain_every = 5;
   EXPECT_EQ(message_of(recipe), "no error");
-  recipe = together("pipedream", 2);
+  recipe = together("hetpipe", 2);
+  recipe.optim.kind = spec::OptimizerKind::kSgd;
+  recipe.optim.momentum = recipe.optim.weight_decay = recipe.optim.grad_clip_norm = 0;
   recipe.model.tied = true;
   EXPECT_THAT(message_of(recipe), HasSubstr("model.tied = false"));
+  recipe.model.tied = false;
+  recipe.precision.compute = Precision::kFp16;
+  EXPECT_THAT(message_of(recipe), HasSubstr("whether its gradients overflowed"));
   recipe = together("spectrain", 2);
   recipe.train.micro_batch_size = 1;
   EXPECT_THAT(message_of(recipe), HasSubstr("each one's own update"));
-  recipe = together("xpipe", 2);
-  recipe.precision.compute = Precision::kFp16;
-  EXPECT_THAT(message_of(recipe), HasSubstr("loss scale"));
   recipe = together("xpipe", 2);
   recipe.optim.kind = spec::OptimizerKind::kSgd;
   EXPECT_THAT(message_of(recipe), HasSubstr("moments of Adam"));

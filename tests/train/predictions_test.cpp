@@ -79,10 +79,10 @@ class RecipeDraw {
       recipe.optim.kind = spec::OptimizerKind::kSgd;
       recipe.optim.momentum = 0.9;
     }
-    if (kind.name == "hetpipe") {  // plain SGD, one rank a stage
+    if (kind.name == "hetpipe") {  // plain SGD, nothing sharded over virtual workers
       recipe.optim.kind = spec::OptimizerKind::kSgd;
       recipe.optim.momentum = recipe.optim.weight_decay = recipe.optim.grad_clip_norm = 0;
-      recipe.layout.tp = recipe.layout.cp = 1, recipe.layout.zero = 0, recipe.layout.sequence_parallel = false;
+      recipe.layout.zero = 0;
     }
     recipe.checkpoint.every = recipe.train.hash_every = 0;
   }

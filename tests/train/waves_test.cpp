@@ -64,6 +64,31 @@ TEST(WavesOfTraining, OfVirtualWorkersWithSplitsOfTheirOwnEqualTheirSerialMathem
   }
 }
 
+/// A stage of several ranks: each has its part of the matrices, or of each sequence.
+TEST(WavesOfTraining, OfStagesOnSeveralRanksEqualTheirSerialMathematics) {
+  const spec::LayoutConfig layouts[] = {{.tp = 2, .pp = 2},
+                                        {.tp = 4, .pp = 2},  // two ranks have each head of keys
+                                        {.tp = 2, .pp = 2, .sequence_parallel = true},
+                                        {.pp = 2, .cp = 2},
+                                        {.pp = 2, .cp = 2, .cp_kind = spec::ContextKind::kUlysses},
+                                        {.tp = 2, .pp = 2, .cp = 2, .sequence_parallel = true}};
+  for (const spec::LayoutConfig& layout : layouts) {
+    for (const char* split : {"count", "size:3,1;size:1,3"}) {
+      spec::Recipe recipe = in_waves(2, 2, 2, "hetpipe:1");
+      recipe.model.num_heads = 4;
+      recipe.model.num_kv_heads = 2;
+      recipe.model.head_dim = 4;
+      recipe.layout = layout;
+      recipe.pipeline.split = split;
+      recipe.train.steps = 5;
+      const VerifyResult result = verify_beside_one_rank(recipe, 2 * static_cast<int>(layout.ranks_per_copy()), 5);
+      EXPECT_TRUE(result.equal) << "tp " << layout.tp << ", cp " << layout.cp << ", " << split << ": "
+                                << result.gradients.name << " " << result.gradients.relative << ", "
+                                << result.weights.name << " " << result.weights.relative;
+    }
+  }
+}
+
 std::map<std::string, at::Tensor> weights_after(const spec::Recipe& recipe, int ranks, int steps) {
   std::map<std::string, at::Tensor> weights;
   std::mutex mutex;

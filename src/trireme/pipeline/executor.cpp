@@ -30,7 +30,7 @@ const schedule::Schedule& checked(const ExecutorParts& parts) {
                         table.weights == schedule::WeightChoice::kPredictAdam;
   TRIREME_CHECK(!versions || parts.predictor != nullptr,
                 "schedule {} predicts weights, but there is no weight predictor", table.name);
-  if (table.weights != schedule::WeightChoice::kFlush) require_own_updates(table.name, parts.stage.param_holders);
+  if (table.weights == schedule::WeightChoice::kWaves) require_own_updates(table.name, parts.stage.param_holders);
   return table;
 }
 
@@ -38,11 +38,11 @@ const schedule::Schedule& checked(const ExecutorParts& parts) {
 
 void require_own_updates(const std::string& schedule, std::span<const ParamHolders> param_holders) {
   for (const ParamHolders& held : param_holders) {
-    // Ranks of one stage reduce its gradients for each update; stages do not wait for each other.
     if (held.chunks.size() == 1) continue;
-    throw ConfigError(fmt::format("{} is in {} stages of the pipeline, and schedule {} updates them at different times",
+    throw ConfigError(fmt::format("{} is in {} stages of the pipeline, and with schedule {} each computes with updates "
+                                  "of its own minibatches that the others have not met",
                                   held.param, held.chunks.size(), schedule),
-                      "set model.tied = false, or take a synchronous schedule such as 1f1b");
+                      "set model.tied = false, or take another schedule, such as 1f1b or pipedream");
   }
 }
 
@@ -59,6 +59,7 @@ Executor::Executor(const ExecutorParts& parts)
       interleaved_(table_),
       reduction_(stage_.param_holders, stage_.model->params, pipeline_, parts.data_parallel),
       loss_reducer_(pipeline_) {
+  if (table_.weights != schedule::WeightChoice::kFlush) reduction_.delay_shared(schedule::steps_ahead(table_));
   versions_.use_waves(waves_);
   versions_.use_scales(parts.scales);
   const auto& list = table_.ranks[static_cast<std::size_t>(pipeline_.rank())];
@@ -85,6 +86,7 @@ RunReport Executor::run(const ExecutorCall& run) {
   interleaved_.clear();
   passes_.begin(run.micro);
   versions_.begin();
+  reduction_.begin();
   if (waves_ != nullptr) waves_->begin();
   for (std::size_t position = 0; position <= list.size(); ++position) {
     if (run.validated && settled_ < present_) position = settle(position, run);
@@ -100,6 +102,7 @@ RunReport Executor::run(const ExecutorCall& run) {
     report.max_version_bytes = std::max(report.max_version_bytes, versions_.bytes());
   }
   if (waves_ != nullptr) report.max_version_bytes = waves_->max_bytes();
+  report.max_delayed_bytes = reduction_.delayed_bytes();
   versions_.end();
   transfers_.end();
   portals_.end();
@@ -177,7 +180,7 @@ void Executor::execute(const Instruction& it, std::size_t position, const Execut
     case Op::kReduceGradients:
       return waves_ != nullptr ? waves_->push() : reduction_.post(it.chunk);
     case Op::kOptimizerStep:
-      waves_ != nullptr ? waves_->pull() : reduction_.finish();
+      waves_ != nullptr ? waves_->pull() : reduction_.finish(present_, present_ + 1 == table_.steps());
       run.update(present_);
       if (waves_ != nullptr) waves_->pulled();
       versions_.updated();

@@ -40,8 +40,7 @@ struct ExecutorParts {
   QueueMeter* receives = nullptr;   ///< what comes from other stages (transfers.h)
 };
 
-/// A ConfigError where a parameter is in several stages, which a schedule that never flushes would update at different
-/// times.
+/// A ConfigError where a parameter is in several stages, each of which would compute with other updates of it.
 void require_own_updates(const std::string& schedule, std::span<const ParamHolders> param_holders);
 
 struct ExecutorCall {
@@ -67,6 +66,7 @@ struct RunReport {
   std::chrono::steady_clock::time_point began;
   int max_weight_copies = 0;           ///< of weights on this rank at once, the present ones not counted
   std::int64_t max_version_bytes = 0;  ///< likewise
+  std::int64_t max_delayed_bytes = 0;  ///< gradients of what stages share, summed for later updates
 };
 
 class Executor {

@@ -29,8 +29,10 @@ GradientReduction::GradientReduction(std::span<const ParamHolders> param_holders
     }
     if (!mine) continue;
     nn::Param& param = owned.at(held.param);
-    reduced_.push_back(
-        {.param = &param, .copies = copies, .chunk = held.chunks.size() == 1 ? held.chunks.front() : -1});
+    reduced_.push_back({.param = &param,
+                        .copies = copies,
+                        .chunk = held.chunks.size() == 1 ? held.chunks.front() : -1,
+                        .counted = held.ranks.front() == rank});
     counts[&param] = held.ranks.front() == rank;
   }
   for (const nn::Param& param : owned) {
@@ -48,18 +50,68 @@ void GradientReduction::post(int chunk) {
   }
 }
 
-void GradientReduction::finish() {
+void GradientReduction::delay_shared(int updates, ScaleOf scale_of) {
+  delay_ = updates;
+  scale_of_ = std::move(scale_of);
+}
+
+void GradientReduction::finish(int step, bool last) {
   if (data_parallel_ != nullptr) data_parallel_->finish();
   // With replicas, what ranks of the pipeline both hold is summed after their copies' sums; shards lie alike on both.
   for (const Reduced& reduced : reduced_) {
     const bool posted = data_parallel_ == nullptr && reduced.chunk != -1;
-    if (posted || reduced.copies == nullptr || !reduced.param->trainable) continue;
+    if (posted || reduced.copies == nullptr || !reduced.param->trainable || sums_late(reduced)) continue;
     if (reduced.param->placement.partition && reduced.param->gradient.numel() == 0) continue;
     under_way_.add(
         reduced.copies->all_reduce(device::to_buffer(nn::gradient_to_add_to(*reduced.param)), comm::Reduce::kSum));
   }
   under_way_.commit().wait();
   under_way_ = {};
+  if (delay_ > 0) sum_late(step, last);
+}
+
+/// Of one rank's chunks alone a sum is there at once.
+bool GradientReduction::sums_late(const Reduced& reduced) const {
+  return delay_ > 0 && reduced.chunk == -1 && reduced.copies != nullptr && reduced.param->trainable;
+}
+
+void GradientReduction::sum_late(int step, bool last) {
+  Delayed mine{.step = step, .sums = {}, .work = {}};
+  comm::Batch batch;
+  std::int64_t bytes = 0;
+  for (const Reduced& reduced : reduced_) {
+    if (!sums_late(reduced)) continue;
+    at::Tensor& sum = mine.sums.emplace_back(nn::gradient_to_add_to(*reduced.param).clone());
+    bytes += static_cast<std::int64_t>(sum.nbytes());
+    if (sum.numel() > 0) batch.add(reduced.copies->all_reduce(device::to_buffer(sum), comm::Reduce::kSum));
+  }
+  if (mine.sums.empty()) return;
+  mine.work = batch.commit();
+  delayed_.push_back(std::move(mine));
+  delayed_bytes_ = std::max(delayed_bytes_, bytes * static_cast<std::int64_t>(delayed_.size()));
+  for (const Reduced& reduced : reduced_) {
+    if (sums_late(reduced)) reduced.param->gradient.zero_();
+  }
+  const double scale = scale_of_ ? scale_of_(step) : 1;
+  while (!delayed_.empty() && (last || delayed_.front().step <= step - delay_)) {
+    Delayed& one = delayed_.front();
+    one.work.wait();
+    const double factor = scale_of_ ? scale / scale_of_(one.step) : 1;
+    std::size_t i = 0;
+    for (const Reduced& reduced : reduced_) {
+      if (sums_late(reduced)) reduced.param->gradient.add_(one.sums[i++], factor);
+    }
+    delayed_.pop_front();
+  }
+}
+
+std::vector<GradientReduction::Shared> GradientReduction::shared() const {
+  std::vector<Shared> shared;
+  for (const Reduced& reduced : reduced_) {
+    if (reduced.chunk == -1 && reduced.copies != nullptr && reduced.param->trainable)
+      shared.push_back({reduced.param, reduced.counted});
+  }
+  return shared;
 }
 
 double GradientReduction::count_once(std::span<const double> squares) const {

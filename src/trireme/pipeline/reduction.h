@@ -6,6 +6,11 @@
 // Depends on: base, comm, device, nn, optim.
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <span>
@@ -28,16 +33,33 @@ class GradientReduction {
   GradientReduction(const GradientReduction&) = delete;
   GradientReduction& operator=(const GradientReduction&) = delete;
 
+  /// What a step's gradients were multiplied by: the loss scale.
+  using ScaleOf = std::function<double(int step)>;
+  /// Where stages update without waiting for each other: what several chunks share is summed beside later steps, and
+  /// the update of step s takes the sum of step s - `updates`, on all that hold it; the last one before a flush takes
+  /// all that is left. `scale_of` may be empty: 1.
+  void delay_shared(int updates, ScaleOf scale_of = {});
+
+  /// Before the first of several steps that run together: nothing is under way.
+  void begin() { delayed_.clear(); }
   /// The gradients of this chunk are complete: begins to sum those that no other chunk adds to.
   void post(int chunk);
-  /// Ends what was posted, and sums what several chunks share.
-  void finish();
+  /// Ends what was posted, and sums what several chunks share. `step` is counted from begin(); `last`: a flush follows.
+  void finish(int step = 0, bool last = true);
 
   /// For optim::update: norms over all stages, each parameter once. `within`: sums over the parts of a parameter that
   /// other ranks hold, where there are any. Valid as long as this object.
   const optim::AcrossRanks& across(const optim::AcrossRanks* within = nullptr);
   /// The sum over parameters that this rank counts, of one number for each trainable one in their order.
   double count_once(std::span<const double> squares) const;
+  /// Parameters that other stages hold too, as they are updated here; whether this rank counts each.
+  struct Shared {
+    nn::Param* param = nullptr;
+    bool counted = false;
+  };
+  std::vector<Shared> shared() const;
+  /// Most bytes that sums for later updates took at once.
+  std::int64_t delayed_bytes() const { return delayed_bytes_; }
   comm::Group& pipeline() { return pipeline_; }
   /// As layers compute with them: with ZeRO not what is updated.
   nn::Params& layer_params() { return params_; }
@@ -48,7 +70,16 @@ class GradientReduction {
     nn::Param* param = nullptr;
     comm::Group* copies = nullptr;  // null: no other rank of the pipeline has it
     int chunk = 0;                  // -1: several chunks add to it
+    bool counted = false;           // by this rank, in norms
   };
+  /// Of one step: what several chunks share, on its way to its sum.
+  struct Delayed {
+    int step = 0;
+    std::vector<at::Tensor> sums;
+    comm::Work work;
+  };
+  bool sums_late(const Reduced& reduced) const;
+  void sum_late(int step, bool last);
   comm::Group& pipeline_;
   nn::Params& params_;
   parallel::DataParallel* data_parallel_;
@@ -56,6 +87,10 @@ class GradientReduction {
   std::vector<Reduced> reduced_;                                     // in the order of the whole model
   std::vector<bool> counted_;  // by trainable parameter, in their order: whether this rank counts it in norms
   comm::Batch under_way_;
+  int delay_ = 0;
+  ScaleOf scale_of_;
+  std::deque<Delayed> delayed_;
+  std::int64_t delayed_bytes_ = 0;
   optim::AcrossRanks across_;
   double own_squares_ = 0;
 };

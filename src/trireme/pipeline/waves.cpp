@@ -92,6 +92,16 @@ void WaveWeights::returned(int minibatch) {
     gradients.push_back(param->gradient_empty ? at::zeros_like(param->master) : param->gradient.clone());
     param->gradient_empty = true;
   }
+  comm::Batch sums;
+  for (std::size_t i = 0; i < parts_.stage_sums.size(); ++i) {
+    for (const StageSum& sum : parts_.stage_sums[i]) {
+      const std::int64_t count = sum.local.end - sum.local.begin;
+      at::Tensor part =
+          gradients[i].defined() ? gradients[i].view({-1}).narrow(0, sum.local.begin, count) : at::Tensor();
+      if (part.defined()) sums.add(sum.ranks->all_reduce(device::to_buffer(part), comm::Reduce::kSum));
+    }
+  }
+  sums.commit().wait();
   add_into(wave(minibatch / monitor_.law.minibatches).all, gradients);
   returned_.emplace_back(minibatch, std::move(gradients));
 }
@@ -110,7 +120,7 @@ void WaveWeights::push() {
       if (first == nullptr) first = &next.all[i];
     }
     if (first == nullptr) continue;
-    sent.flat = at::empty({elements}, first->options());
+    sent.flat = at::empty({elements}, parts_.reduce_bf16 ? first->options().dtype(at::kBFloat16) : first->options());
     std::int64_t at = 0;
     for (const std::size_t i : share.params) {
       const at::Tensor& sum = next.all[i];

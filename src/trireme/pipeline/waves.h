@@ -6,8 +6,9 @@
 // later, ends that all-reduce and gives the sum to the optimizer. So what a parameter server would hold is on every
 // virtual worker, the same bits, and runs are reproducible (schedule/waves.h says which weights each minibatch meets).
 // With one minibatch a wave and no clock distance nothing is ever beside the weights: that is synchronous training.
+// A stage may be several ranks (tensor and context parallelism), which sum each minibatch's gradients as it comes back.
 // For plain SGD, one chunk a rank, parameters that only copies of the virtual worker share.
-// Depends on: base, schedule, comm, device, nn.
+// Depends on: base, layout, schedule, comm, device, nn.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -20,6 +21,7 @@
 #include <vector>
 
 #include "trireme/comm/group.h"
+#include "trireme/layout/placement.h"
 #include "trireme/nn/context.h"
 #include "trireme/nn/param.h"
 #include "trireme/pipeline/stage.h"
@@ -34,13 +36,22 @@ struct WaveShare {
   std::vector<std::size_t> params;  ///< of the chunk
 };
 
+/// A stretch of a gradient's memory, and the ranks of this rank's own stage that each have a part of its sum: of cp,
+/// and with sequence parallelism of tp.
+struct StageSum {
+  layout::Range local;
+  comm::Group* ranks = nullptr;
+};
+
 class WaveWeights {
  public:
   struct Parts {
-    const schedule::Schedule& table;          ///< of one virtual worker
-    const Chunk& chunk;                       ///< what this rank holds
-    std::vector<WaveShare> shares;            ///< each parameter in one of them
-    std::function<double(int wave)> rate_of;  ///< the learning rate of a wave, counted from begin()
+    const schedule::Schedule& table;                     ///< of one virtual worker
+    const Chunk& chunk;                                  ///< what this rank holds
+    std::vector<WaveShare> shares;                       ///< each parameter in one of them
+    std::function<double(int wave)> rate_of;             ///< the learning rate of a wave, counted from begin()
+    std::vector<std::vector<StageSum>> stage_sums = {};  ///< by parameter of the chunk; empty: a stage is one rank
+    bool reduce_bf16 = false;                            ///< waves are pushed in bf16
   };
   explicit WaveWeights(Parts parts);
 

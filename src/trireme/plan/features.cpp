@@ -97,6 +97,9 @@ std::vector<Feature> features_of_layouts() {
          take_zero(r, 1);
          take_replicas(r, 4);
          if (r.layout.dp_batch_weights.size() == 2) r.layout.dp_batch_weights = {2, 1, 1, 1};
+         // Pipelines from both ends want 2p micro-batches each.
+         const std::int64_t rows = r.batch.global_batch_tokens / r.data.seq_len;
+         if (rows % 4 == 0) r.batch.global_batch_tokens = std::max<std::int64_t>(rows, 16) * r.data.seq_len;
          r.layout.zero_group = 2;
        }},
       {"bf16 reduction", "", [](Recipe& r) { take_replicas(r, 2), r.layout.reduce = spec::ReduceKind::kBf16; }},

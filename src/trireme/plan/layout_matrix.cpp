@@ -51,19 +51,6 @@ std::vector<int> divisors(int number) {
   return out;
 }
 
-/// Schedules whose backward goes through a part of what one forward took.
-std::set<std::string_view> partial_backwards() {
-  std::set<std::string_view> names;
-  for (const schedule::Kind& kind : schedule::kinds()) {
-    spec::Recipe recipe;
-    recipe.layout.pp = 2;
-    recipe.pipeline.schedule = kind.name;
-    const spec::ScheduleTraits traits = schedule_traits(recipe);
-    if (traits.doubled_forward || traits.least_rows > 1) names.insert(kind.name);
-  }
-  return names;
-}
-
 /// One choice after the other, each with all that can follow.
 class Enumeration {
  public:
@@ -132,15 +119,10 @@ class Enumeration {
       spec::PipelineConfig pipeline{.schedule = std::string(kind.name), .virtual_stages = kind.default_chunks};
       const std::int64_t rows = task_.micro_batch_size.value_or(1);
       const std::int64_t micros = spec::most_micros(task_.batch_rows, *layout.dp, {}, rows);
-      std::string why = kind.refuses({.ranks = layout.pp,
-                                      .micros = static_cast<int>(micros),
-                                      .chunks_per_rank = kind.default_chunks,
-                                      .micro_rows = static_cast<int>(rows)});
-      if (why.empty() && task_.shape.experts.used() && partial_.contains(kind.name))
-        why = "it goes back in parts of a forward, but what experts save stands by expert";
-      if (why.empty() && kind.name == "hetpipe" &&
-          (layout.tp > 1 || layout.cp > 1 || layout.zero > 0 || task_.shape.experts.used()))
-        why = "a virtual worker has one rank a stage, with the whole of its weights";
+      const std::string why = kind.refuses({.ranks = layout.pp,
+                                            .micros = static_cast<int>(micros),
+                                            .chunks_per_rank = kind.default_chunks,
+                                            .micro_rows = static_cast<int>(rows)});
       if (!why.empty()) {
         matrix_.refused.push_back({LayoutCase{{.layout = layout, .pipeline = pipeline}, {}}.text(), why});
         continue;
@@ -172,7 +154,6 @@ class Enumeration {
 
   const spec::LayoutTask& task_;
   int ranks_;
-  const std::set<std::string_view> partial_ = partial_backwards();
   LayoutMatrix matrix_;
 };
 

@@ -216,6 +216,7 @@ class Account {
         held_parameters(job_, config_, weights_, load_.version_layers, load_.version_embeddings, load_.version_heads);
     memory_[Use::kWeightVersions] =
         versions.all() * job_.compute_bytes() / (config_.layout.zero == 3 ? config_.zero_ranks() : 1);
+    if (is_asynchronous(config_)) add_shared_sums();
     // A step that is validated after the fact is restored from copies of what it changes; of gradients that do not lie
     // where layers add to them, the next step has others meanwhile.
     if (validates()) {
@@ -230,6 +231,18 @@ class Account {
     // A weight and its transpose, a byte each.
     if (job_.precision.gemm != spec::GemmPrecision::kSame && !megatron())
       memory_[Use::kFp8Weights] = 2 * (held_.layers + held_.experts);
+  }
+
+  /// Of a table that several stages have, sums of gradients that later updates take (pipeline/reduction.h).
+  void add_shared_sums() {
+    const spec::ModelShape& shape = job_.shape;
+    const bool shared = shape.tied || shape.num_encoder_layers > 0 || shape.mtp_depth > 0;
+    if (!shared || load_.embeddings + load_.heads == 0) return;
+    const double table = static_cast<double>(shape.vocab_size * shape.hidden_size) / config_.layout.tp *
+                         StateTypes(job_).table_gradient_bytes();
+    const double sums =
+        (load_.steps_ahead + 1) * table / (config_.layout.zero >= 1 ? static_cast<double>(config_.zero_ranks()) : 1.0);
+    (offloads() ? memory_.host : memory_[Use::kWeightVersions]) += sums;
   }
 
   void add_activations() {

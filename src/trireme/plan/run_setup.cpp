@@ -6,6 +6,8 @@
 
 #include "trireme/base/error.h"
 #include "trireme/base/text.h"
+#include "trireme/plan/activations.h"
+#include "trireme/plan/from_recipe.h"
 #include "trireme/schedule/builders.h"
 #include "trireme/schedule/check.h"
 #include "trireme/schedule/passes.h"
@@ -145,6 +147,15 @@ spec::ScheduleTraits schedule_traits(const spec::Recipe& recipe) {
   return traits;
 }
 
+spec::BlockBytes block_bytes(const spec::Recipe& recipe, const spec::ModelShape& shape) {
+  const Job job = job_of(recipe, shape);
+  ParallelConfig config = spec::parallel_config(recipe, /*ranks=*/1, job.batch);
+  config.recompute = spec::RecomputeKind::kNone;
+  const double saved = activation_bytes(job, config).layer;
+  config.recompute = spec::RecomputeKind::kFull;  // saves its input
+  return {.saved = saved, .input = activation_bytes(job, config).layer};
+}
+
 spec::RunSetup run_setup(const spec::Recipe& recipe, const spec::ModelShape& shape, const RunPlace& place) {
   spec::RunSetup run{.recipe = recipe,
                      .shape = shape,
@@ -153,6 +164,7 @@ spec::RunSetup run_setup(const spec::Recipe& recipe, const spec::ModelShape& sha
                      .ranks = place.ranks,
                      .rank_kind = place.rank_kind};
   if (recipe.layout.pp > 1) run.schedule = schedule_traits(recipe);
+  run.block_bytes = [shape](const spec::Recipe& mended) { return block_bytes(mended, shape); };
   return run;
 }
 

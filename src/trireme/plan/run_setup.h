@@ -3,7 +3,7 @@
 //   const auto refusals = spec::find_refusals(run_setup(recipe, shape, {.ranks = 8}));
 //
 // spec may not know schedules, so this is where both meet. `trireme check` and the trainer come through here.
-// Depends on: spec, schedule.
+// Depends on: spec, schedule, activations, from_recipe.
 #pragma once
 
 #include <cstdint>
@@ -15,6 +15,9 @@ namespace trireme::plan {
 
 /// What the recipe's schedule is, whether it is one of ours, a file, or none.
 spec::ScheduleTraits schedule_traits(const spec::Recipe& recipe);
+
+/// What a block saves of a micro-batch on a rank, with and without recomputation.
+spec::BlockBytes block_bytes(const spec::Recipe& recipe, const spec::ModelShape& shape);
 
 struct RunPlace {
   int ranks = 1;

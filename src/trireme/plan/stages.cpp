@@ -8,6 +8,7 @@
 #include "trireme/schedule/builders.h"
 #include "trireme/schedule/passes.h"
 #include "trireme/schedule/replicated.h"
+#include "trireme/schedule/versions.h"
 #include "trireme/spec/rules.h"
 
 namespace trireme::plan {
@@ -210,6 +211,8 @@ std::vector<StageLoad> stage_loads(const schedule::Schedule& table, const std::v
   std::vector<StageLoad> loads;
   for (int rank = 0; rank < static_cast<int>(table.ranks.size()); ++rank)
     loads.push_back(LoadWalk(table, chunks, rank).load());
+  const int ahead = schedule::steps_ahead(table);
+  for (StageLoad& load : loads) load.steps_ahead = ahead;
   return loads;
 }
 

@@ -59,6 +59,7 @@ struct StageLoad {
   double in_flight = 0;  ///< micro-batches, in shares of what the rank holds of one pass through the model
   /// Versions and predictions of weights beside the present ones, at most.
   double version_layers = 0, version_embeddings = 0, version_heads = 0;
+  int steps_ahead = 0;  ///< by which forwards are ahead of updates, on any rank
 };
 std::vector<StageLoad> stage_loads(const schedule::Schedule& table, const std::vector<spec::ChunkShare>& chunks);
 std::vector<StageLoad> stage_loads(const StagePlan& plan);

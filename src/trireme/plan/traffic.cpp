@@ -57,12 +57,24 @@ class Count {
     lines_.push_back({std::move(group), std::move(what), bytes});
   }
   static double share(double ranks) { return (ranks - 1) / ranks; }
+  /// Whether replicas are virtual workers, each with updates of its own minibatches (HetPipe).
+  bool waves() const { return layout_.pp > 1 && task_.config.pipeline.schedule.starts_with("hetpipe"); }
 
   void data() {
     const int copies = layout_.dp.value_or(1) * layout_.cp;
     if (copies == 1) return;
     const auto elements = static_cast<double>(task_.parameters);
     const double gradients = elements * reduce_bytes_, values = elements * compute_bytes_;
+    if (waves()) {
+      const int workers = layout_.dp.value_or(1);
+      if (workers > 1)
+        add(layout_.cp == 1 ? "data" : "dp", "push of a wave, an all-reduce: 2 Psi (N-1)/N",
+            2 * gradients * share(workers));
+      if (layout_.cp > 1)
+        add("cp", fmt::format("gradients of {} minibatches: 2 Psi (N-1)/N each", task_.micros),
+            2 * static_cast<double>(task_.micros) * elements * gradient_bytes_ * share(layout_.cp));
+      return;
+    }
     if (layout_.zero == 0) {
       add("data", "gradient all-reduce, once a step: 2 Psi (N-1)/N", 2 * gradients * share(copies));
       return;
@@ -123,7 +135,8 @@ class Count {
           3 * (heads_.forward + heads_.again) * tokens_ * sum_bytes_ * (tp - 1));
     }
     const auto copies = [&](const char* group, const char* what, std::int64_t elements, double ranks) {
-      if (elements > 0) add(group, what, 2 * static_cast<double>(elements) * sum_bytes_ * share(ranks));
+      const double times = waves() ? static_cast<double>(task_.micros) : 1;
+      if (elements > 0) add(group, what, times * 2 * static_cast<double>(elements) * sum_bytes_ * share(ranks));
     };
     copies("tp", "gradients of what is replicated over tp", task_.copied_over_tp, tp);
     copies("tp copies", "gradients of heads of keys that several tp ranks hold", task_.copied_keys,

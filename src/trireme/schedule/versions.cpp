@@ -26,6 +26,18 @@ VersionUses present_versions(const Schedule& schedule) {
   return uses;
 }
 
+int steps_ahead(const Schedule& schedule) {
+  int most = 0;
+  for (const auto& list : schedule.ranks) {
+    int present = 0;
+    for (const Instruction& it : list) {
+      if (forward_count(it) > 0) most = std::max(most, schedule.step_of(it.micro) - present);
+      if (it.op == Op::kOptimizerStep) ++present;
+    }
+  }
+  return most;
+}
+
 namespace {
 
 /// The version wanted by a pass; `it` is a forward, a backward or the recomputation before it, not a pair.

@@ -31,6 +31,11 @@ struct VersionUses {
 /// The versions that are present when the passes run.
 VersionUses present_versions(const Schedule& schedule);
 
+/// The most steps by which a forward is ahead of its rank's updates. Where a rank waits, in a step, for what all others
+/// know when they have updated so many steps before, no rank waits for ever, and none for the pipeline to empty: by
+/// then they lack nothing that it has not done.
+int steps_ahead(const Schedule& schedule);
+
 /// With stashes, loads and drops so that each pass computes with the version wanted for it, and no version is kept
 /// longer than it is needed. No version may be wanted before it is there.
 Schedule add_stashes(const Schedule& schedule, const VersionUses& wanted);

@@ -47,6 +47,12 @@ struct ScheduleTraits {
   std::function<std::string(int micros, int chunks_per_rank)> refuses = [](int, int) { return std::string(); };
 };
 
+/// Of one transformer block on a rank.
+struct BlockBytes {
+  double saved = 0;  ///< that its forward leaves of a micro-batch for its backward, its input among them
+  double input = 0;  ///< that are left where it runs again
+};
+
 /// What ranks are, where comm.transport leaves it open.
 enum class RankKind : std::uint8_t { kThreads, kProcesses };
 
@@ -59,6 +65,8 @@ struct RunSetup {
   std::optional<int> ranks;          ///< unset: as many as the layout takes
   RankKind rank_kind = RankKind::kThreads;
   ScheduleTraits schedule = {};  ///< where layout.pp > 1
+  /// What blocks save, which is the planner's to say (plan/run_setup.h); empty: nobody asks.
+  std::function<BlockBytes(const Recipe& recipe)> block_bytes = {};
 };
 
 /// A run in which earlier problems are mended as their hints say, so that later hints suit earlier ones.

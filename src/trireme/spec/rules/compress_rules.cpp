@@ -247,8 +247,9 @@ void compress_shared(RuleContext& context) {
 
 constexpr Rule kCompressRules[] = {
     {"compress-zero", "gradient compression with ZeRO 2 and 3; compressed momentum and local updates with any ZeRO",
-     "compression happens once a step, and moments or weights are whole on every rank", Because::kNotBuilt,
-     RuleNeeds::kRecipe, compress_zero},
+     "what is compressed is a rank's whole gradient of a step, with what earlier ones left out of it, and ZeRO 2 and 3 "
+     "never hold one; copies with momenta or weights of their own have nothing alike to shard",
+     Because::kDefinition, RuleNeeds::kRecipe, compress_zero},
     {"compress-offload", "gradient compression with offload of the optimizer",
      "all sums are made at the end of a step, none of them leaves early", Because::kNotBuilt, RuleNeeds::kRecipe,
      compress_offload},

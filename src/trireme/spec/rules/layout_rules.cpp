@@ -234,9 +234,9 @@ void stages_have_layers(RuleContext& context) {
 void budget_counts_decoders(RuleContext& context) {
   TrainConfig& train = context.run.recipe.train;
   const ModelShape& shape = context.run.shape;
-  if (train.recompute != RecomputeKind::kBudget || (shape.num_encoder_layers == 0 && shape.norm_first)) return;
+  if (train.recompute != RecomputeKind::kBudget || shape.num_encoder_layers == 0) return;
   context.refuse("train.recompute",
-                 "is \"budget\", which counts the blocks of decoders whose norms come first; this model's differ",
+                 "is \"budget\", which counts blocks that are all alike; a decoder's that read an encoder save more",
                  "set train.recompute = \"sqrt\" and leave train.recompute_gb out");
   train.recompute = RecomputeKind::kSqrt;
   train.recompute_gb.reset();
@@ -302,8 +302,9 @@ constexpr Rule kLayoutRules[] = {
      cp_divides_model},
     {"stages-have-layers", "more stages than the model has layers, embedding and head",
      "a stage without a layer computes nothing", Because::kDefinition, RuleNeeds::kLayout, stages_have_layers},
-    {"budget-counts-decoders", "recomputation within a budget in BERT and encoder-decoder models",
-     "what their blocks save is not counted yet", Because::kNotBuilt, RuleNeeds::kLayout, budget_counts_decoders},
+    {"budget-counts-decoders", "recomputation within a budget in encoder-decoder models",
+     "what blocks with cross attention save is not counted", Because::kNotBuilt, RuleNeeds::kLayout,
+     budget_counts_decoders},
     {"ranks-are-replicas", "ranks that are no multiple of tp x pp x cp", "every rank belongs to a replica",
      Because::kDefinition, RuleNeeds::kLayout, ranks_are_replicas},
     {"zero-group-divides", "a `zero_group` that does not divide the data-parallel ranks",

@@ -149,12 +149,15 @@ void noise_batch_has_steps(RuleContext& context) {
 
 void layer_drop_alike(RuleContext& context) {
   const Recipe& recipe = context.run.recipe;
-  if (!recipe.train.layer_keep) return;
-  if (recipe.train.cuda_graphs)
+  if (recipe.train.layer_keep && recipe.train.cuda_graphs)
     context.refuse("train.layer_keep",
                    "computes other layers in every step, but train.cuda_graphs replays the same kernels",
                    "set train.cuda_graphs = false, or leave train.layer_keep out");
-  else if (context.run.shape.experts.used())
+}
+
+void layer_drop_experts(RuleContext& context) {
+  const Recipe& recipe = context.run.recipe;
+  if (recipe.train.layer_keep && context.run.shape.experts.used())
     context.refuse("train.layer_keep", "leaves layers out of a step, but the loads of experts are counted in each",
                    "leave train.layer_keep out");
 }
@@ -213,8 +216,11 @@ constexpr Rule kOptimRules[] = {
      noise_of_first_micro},
     {"noise-two-batches", "the gradient noise scale on one rank without gradient accumulation",
      "two batch sizes are compared", Because::kDefinition, RuleNeeds::kRun, noise_two_batches},
-    {"layer-drop-alike", "layer dropping with CUDA graphs or experts",
-     "a step computes other layers than the one before", Because::kNotBuilt, RuleNeeds::kLayout, layer_drop_alike},
+    {"layer-drop-alike", "layer dropping with CUDA graphs",
+     "a step computes other layers than the one before, and a graph always the same ones", Because::kDefinition,
+     RuleNeeds::kLayout, layer_drop_alike},
+    {"layer-drop-experts", "layer dropping with experts", "loads are counted in each layer of each step",
+     Because::kNotBuilt, RuleNeeds::kLayout, layer_drop_experts},
     {"mup-is-for-adam", "muP with optimizers other than Adam, AdamW, Lion and schedule-free AdamW",
      "learning rates of other updates scale otherwise", Because::kDefinition, RuleNeeds::kLayout, mup_is_for_adam},
 };

@@ -203,16 +203,23 @@ void waves_take_sgd(RuleContext& context) {
       "and optim.grad_clip_norm = 0");
 }
 
-void waves_of_single_ranks(RuleContext& context) {
+void waves_share_out_nothing(RuleContext& context) {
   if (!has_waves(context)) return;
   const LayoutConfig& layout = context.layout();
   const std::string why = fmt::format(
-      "in schedule {} a virtual worker has one rank a stage, with the whole of its weights", schedule_name(context));
-  if (layout.tp > 1) context.refuse("layout.tp", why, "set layout.tp = 1");
-  if (layout.cp > 1) context.refuse("layout.cp", why, "set layout.cp = 1");
+      "in schedule {} a virtual worker computes with weights and gradients of its own, and plain SGD keeps nothing",
+      schedule_name(context));
   if (layout.zero > 0) context.refuse("layout.zero", why, "set layout.zero = 0");
   if (layout.offload != OffloadKind::kNone) context.refuse("layout.offload", why, "set layout.offload = \"none\"");
-  if (context.run.shape.experts.used()) context.refuse("pipeline.schedule", why, "set pipeline.schedule = \"1f1b\"");
+}
+
+void waves_without_experts(RuleContext& context) {
+  if (has_waves(context) && context.run.shape.experts.used())
+    context.refuse("pipeline.schedule",
+                   fmt::format("in schedule {} virtual workers are at different minibatches, but loads of experts are "
+                               "summed over all of a step",
+                               schedule_name(context)),
+                   "set pipeline.schedule = \"1f1b\"");
 }
 
 void waves_are_even(RuleContext& context) {
@@ -234,29 +241,28 @@ void waves_are_even(RuleContext& context) {
   }
 }
 
-void asynchronous_shared_weights(RuleContext& context) {
+void waves_share_no_weights(RuleContext& context) {
   const ModelShape& shape = context.run.shape;
-  if (!context.has_stages() || !context.run.schedule.asynchronous) return;
+  if (!has_waves(context)) return;
   const bool encoder = shape.num_encoder_layers > 0;  // whose embedding is the decoder's
   if (!shape.tied && !encoder && shape.mtp_depth == 0) return;
   const bool predicts = !encoder && !shape.tied;  // whose modules embed tokens on the last stage
   context.refuse(encoder    ? "pipeline.schedule"
                  : predicts ? "model.mtp_depth"
                             : "model.tied",
-                 fmt::format("the token embedding is on several stages, whose gradients add up only when a micro-batch "
-                             "has come back to the first, and schedule {} updates the others before",
+                 fmt::format("the token embedding is on several stages, and with schedule {} each would compute with "
+                             "other minibatches' updates of it",
                              schedule_name(context)),
                  encoder    ? "set pipeline.schedule = \"1f1b\""
                  : predicts ? "set model.mtp_depth = 0, or pipeline.schedule = \"1f1b\""
                             : "set model.tied = false, or pipeline.schedule = \"1f1b\"");
 }
 
-void asynchronous_loss_scale(RuleContext& context) {
-  const bool asynchronous = context.has_stages() && context.run.schedule.asynchronous;
-  if (asynchronous && context.run.recipe.precision.compute == Precision::kFp16)
+void waves_loss_scale(RuleContext& context) {
+  if (has_waves(context) && context.run.recipe.precision.compute == Precision::kFp16)
     context.refuse("precision.compute",
-                   fmt::format("schedule {} begins a step before all stages know whether the gradients of the last one "
-                               "overflowed, but the loss scale of fp16 follows from that",
+                   fmt::format("schedule {} computes with a minibatch's update before other stages know whether its "
+                               "gradients overflowed",
                                schedule_name(context)),
                    fmt::format("{}, or precision.compute = \"bf16\"", steps_apart(context)));
 }
@@ -415,19 +421,23 @@ constexpr Rule kPipelineRules[] = {
     {"waves-take-sgd", "HetPipe with another optimizer than plain SGD without clipping",
      "a virtual worker computes with its own updates one by one before their wave is in the weights",
      Because::kDefinition, RuleNeeds::kRun, waves_take_sgd},
-    {"waves-of-single-ranks", "HetPipe with tensor or context parallelism, ZeRO, offload or experts",
-     "a virtual worker has one rank a stage", Because::kNotBuilt, RuleNeeds::kRun, waves_of_single_ranks},
+    {"waves-share-out-nothing", "HetPipe with ZeRO or offload of the optimizer",
+     "what ZeRO shards is each virtual worker's own: its gradients, and weights with its local updates; plain SGD has "
+     "no "
+     "state",
+     Because::kDefinition, RuleNeeds::kRun, waves_share_out_nothing},
+    {"waves-without-experts", "HetPipe with experts",
+     "loads of experts are summed over all replicas after each step, and virtual workers are at different ones",
+     Because::kDefinition, RuleNeeds::kRun, waves_without_experts},
     {"waves-are-even", "HetPipe with a batch that gives virtual workers different numbers of minibatches",
      "a wave has as many on each", Because::kDefinition, RuleNeeds::kRun, waves_are_even},
-    {"asynchronous-shared-weights",
-     "asynchronous schedules with tied embeddings, multi-token prediction or an encoder beside the decoder",
-     "the gradient of a shared weight is a sum over its stages, which is there only when a micro-batch has come back "
-     "to "
-     "the first of them; a stage that waits for it waits for the pipeline to empty",
-     Because::kDefinition, RuleNeeds::kRun, asynchronous_shared_weights},
-    {"asynchronous-loss-scale", "asynchronous schedules with fp16",
-     "the loss scale of a step follows from the gradients of all stages in the step before, which are not there yet",
-     Because::kDefinition, RuleNeeds::kRun, asynchronous_loss_scale},
+    {"waves-share-no-weights", "HetPipe with tied embeddings, multi-token prediction or an encoder beside the decoder",
+     "a virtual worker computes with its own minibatches' updates at once: of a weight on two stages, each has other "
+     "ones",
+     Because::kDefinition, RuleNeeds::kRun, waves_share_no_weights},
+    {"waves-loss-scale", "HetPipe with fp16",
+     "a virtual worker computes with a minibatch's update before its other stages know whether it overflowed",
+     Because::kDefinition, RuleNeeds::kRun, waves_loss_scale},
     {"together-delayed-update", "several steps between flushes with delayed parameter updates",
      "each pass takes the weights of a certain update, which would be another law with updates a step late",
      Because::kDefinition, RuleNeeds::kRun, together_delayed_update},

@@ -233,8 +233,9 @@ constexpr Rule kRecipeRules[] = {
      RuleNeeds::kRecipe, stage_ranks_beside_planner},
     {"replicated-stages",
      "stages on several ranks with other schedules than 1F1B and PipeDream's, or with several chunks",
-     "no other schedule says which rank of a stage takes a micro-batch", Because::kNotBuilt, RuleNeeds::kRecipe,
-     replicated_stages},
+     "a schedule says what each rank does when; 1F1B and PipeDream alone are defined for ranks of a stage that take "
+     "turns",
+     Because::kDefinition, RuleNeeds::kRecipe, replicated_stages},
     {"recompute-stage", "recomputation of stages without a pipeline, or with a schedule from a file",
      "the schedule says when a stage runs again", Because::kDefinition, RuleNeeds::kRecipe, recompute_stage},
     {"sequence-parallel-without-tp", "sequence parallelism without tensor parallelism",
@@ -256,7 +257,9 @@ constexpr Rule kRecipeRules[] = {
      "their trust ratios are sums over ranks, which the update on the host does not make", Because::kNotBuilt,
      RuleNeeds::kRecipe, delayed_update_trust_ratio},
     {"master-weights-beside-bf16", "weights without fp32 master weights in another type than bf16",
-     "stochastic rounding is to bf16", Because::kNotBuilt, RuleNeeds::kRecipe, master_weights_beside_bf16},
+     "weights of 32 and 64 bits are their own master weights, and in fp16 gradients are scaled, which small updates of "
+     "weights are not: below 6e-8 nothing is left of them",
+     Because::kDefinition, RuleNeeds::kRecipe, master_weights_beside_bf16},
     {"gradients-have-type-of-weights", "16-bit gradients of another type than the weights",
      "they are what backward computes, without a conversion", Because::kDefinition, RuleNeeds::kRecipe,
      gradients_have_type_of_weights},

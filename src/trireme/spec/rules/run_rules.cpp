@@ -2,10 +2,15 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
+#include <utility>
 
+#include "trireme/base/error.h"
+#include "trireme/base/units.h"
 #include "trireme/spec/batch_split.h"
 #include "trireme/spec/rules.h"
+#include "trireme/spec/stage_split.h"
 
 namespace trireme::spec {
 namespace {
@@ -126,6 +131,58 @@ void graphs_offload(RuleContext& context) {
                  "set layout.offload = \"none\", or train.cuda_graphs = false");
 }
 
+/// Blocks of the chunk that has most, and how many chunks of a rank share what they may save.
+std::pair<int, int> planned_chunks(const RuleContext& context) {
+  const ModelShape& shape = context.run.shape;
+  if (!context.has_stages()) return {static_cast<int>(shape.num_layers), 1};
+  const PipelineConfig& pipeline = context.run.recipe.pipeline;
+  const ScheduleTraits& schedule = context.run.schedule;
+  const int each = schedule.bidirectional ? 1 : std::max(pipeline.virtual_stages, schedule.default_chunks);
+  const int stages = pipeline.stage_ranks.empty() ? context.layout().pp : static_cast<int>(pipeline.stage_ranks.size());
+  int most = 0;
+  const int workers = static_cast<int>(worker_splits(pipeline.split).size());
+  for (int worker = 0; worker < workers; ++worker) {
+    for (const ChunkShare& share : chunk_shares(shape, pipeline, stages * each, worker))
+      most = std::max(most, share.layers);
+  }
+  return {most, std::max(1, stages * each / context.layout().pp)};
+}
+
+/// Bytes are counted in 256 parts of the budget, each block's rounded up, as the plan of the run counts them
+/// (nn/recompute_plan.h).
+bool budget_suffices(const BlockBytes& block, int blocks, double budget) {
+  constexpr double kParts = 256;
+  const auto parts = [&](double bytes) { return std::ceil(bytes * kParts / budget - 1e-9); };
+  // The last block of a segment that runs again saves, while the inputs of segments before it wait.
+  return parts(block.saved) + (blocks > 1 ? parts(block.input) : 0) <= kParts;
+}
+
+void budget_holds_a_block(RuleContext& context) {
+  TrainConfig& train = context.run.recipe.train;
+  if (train.recompute != RecomputeKind::kBudget || !train.recompute_gb || !context.run.block_bytes) return;
+  std::pair<int, int> chunks;
+  try {
+    chunks = planned_chunks(context);
+  } catch (const ConfigError&) {
+    return;  // a split that does not fit: a rule of its own
+  }
+  const BlockBytes block = context.run.block_bytes(context.run.recipe);
+  const auto [blocks, sharers] = chunks;
+  if (blocks == 0 || budget_suffices(block, blocks, *train.recompute_gb * 1e9 / sharers)) return;
+  double least = (block.saved + (blocks > 1 ? block.input : 0)) * sharers / 1e9;
+  while (!budget_suffices(block, blocks, least * 1e9 / sharers)) least *= 1.005;
+  // Upwards, to three digits.
+  const double digit = std::pow(10.0, std::floor(std::log10(least)) - 2);
+  least = std::ceil(least / digit) * digit;
+  context.refuse("train.recompute_gb",
+                 fmt::format("is {:g}, but a block saves {} of a micro-batch even where all others run again{}{}",
+                             *train.recompute_gb, short_bytes(block.saved),
+                             blocks > 1 ? fmt::format(", beside an input of {}", short_bytes(block.input)) : "",
+                             sharers > 1 ? fmt::format("; {} chunks of a rank share it", sharers) : ""),
+                 fmt::format("set train.recompute_gb = {:.3g}, or a smaller train.micro_batch_size", least));
+  train.recompute_gb = least;
+}
+
 constexpr Rule kRunRules[] = {
     {"run-has-length", "a recipe without `train.steps` and `train.tokens`", "a run must end", Because::kDefinition,
      RuleNeeds::kRun, run_has_length},
@@ -138,6 +195,9 @@ constexpr Rule kRunRules[] = {
      "a further token is one of the same sequence", Because::kDefinition, RuleNeeds::kRun, mtp_has_later_tokens},
     {"validation-has-data", "`eval.every` without validation data", "there is nothing to evaluate",
      Because::kDefinition, RuleNeeds::kRun, validation_has_data},
+    {"budget-holds-a-block", "a `recompute_gb` that is less than what one block saves",
+     "a block that goes back needs what its forward saves, however much else runs again", Because::kDefinition,
+     RuleNeeds::kRun, budget_holds_a_block},
     {"emulated-carries-no-gpu", "several ranks with GPUs behind an emulated network between threads",
      "it carries host memory only", Because::kNotBuilt, RuleNeeds::kRun, emulated_carries_no_gpu},
     {"graphs-need-processes", "CUDA graphs with several ranks that are threads",

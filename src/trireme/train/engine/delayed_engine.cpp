@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
+#include <set>
 
 #include "trireme/base/error.h"
 #include "trireme/optim/gradients.h"
@@ -12,6 +14,7 @@
 #include "trireme/pipeline/delayed.h"
 #include "trireme/pipeline/delayed_waves.h"
 #include "trireme/pipeline/scale_versions.h"
+#include "trireme/schedule/versions.h"
 #include "trireme/spec/rules.h"
 #include "trireme/train/diagnose/non_finite.h"
 #include "trireme/train/engine/device.h"
@@ -113,15 +116,20 @@ class DelayedEngine final : public MultiStepEngine {
     if (request.fp8_history != nullptr)
       scales = std::make_unique<pipeline::ScaleVersions>(*request.fp8_history, nn::Fp8History::Agree{});
     delayed.use_scales(scales.get(), micros);
+    const int ahead = schedule::steps_ahead(table);
     std::vector<StepMade> made;
+    std::vector<double> loss_scales;
     for (int step = 0; step < request.steps; ++step) {
+      // What a stage knows when it begins the step: that of the others' updates so far back.
+      if (request.loss_scale != nullptr && step - 1 - ahead >= 0) learn_of(made, step - 1 - ahead, *request.loss_scale);
+      loss_scales.push_back(request.loss_scale != nullptr ? request.loss_scale->scale() : 1);
       StepWork work = request.work(step);
       rate = work.learning_rate;
       step == 0 ? delayed.begin() : delayed.updated();  // what is predicted goes by the rate of the update to come
       nn::zero_grad(model_->params);
       StepMade& sums = made.emplace_back();
       for (std::size_t i = 0; i < work.batches.size(); ++i) {
-        pipeline::Micro micro{.context = work.contexts(/*loss_scale=*/1)};
+        pipeline::Micro micro{.context = work.contexts(loss_scales.back())};
         micro.inputs = feed(work.batches[i], micro.context, model_->shape);
         move_to(device_, micro.inputs, micro.context, model_->shape);
         if (teacher_) teacher_->teach(micro.inputs, micro.context);
@@ -129,11 +137,15 @@ class DelayedEngine final : public MultiStepEngine {
         for (const nn::LossTerm& term : micro.context.losses) nn::add_term(sums.losses, term);
         sums.flops += micro.context.flops;
       }
+      delay_shared(step, ahead, step + 1 == request.steps, loss_scales);
       if (request.look) request.look(model_->params);
-      sums.gradient_norm = clip_by_stage();
-      request.optimizer.step({.learning_rate = rate});
+      sums.gradient_norm = clip_by_stage(loss_scales.back(), request.loss_scale != nullptr, &sums.taken);
+      request.optimizer.step({.learning_rate = rate, .gradient_scale = 1 / loss_scales.back()});
       if (request.taken) request.taken();
     }
+    for (int step = std::max(0, request.steps - 1 - ahead); request.loss_scale != nullptr && step < request.steps;
+         ++step)
+      learn_of(made, step, *request.loss_scale);
     if (scales) {
       scales->updated(request.steps - 1);
       scales->end();
@@ -162,7 +174,7 @@ class DelayedEngine final : public MultiStepEngine {
         sums.flops += micro.context.flops;
       }
       if (request.look) request.look(model_->params);
-      sums.gradient_norm = clip_by_stage();
+      sums.gradient_norm = clip_by_stage(/*loss_scale=*/1, /*may_overflow=*/false, &sums.taken);
       request.optimizer.step({.learning_rate = work.learning_rate});
       if (request.taken) request.taken();
     }
@@ -175,30 +187,78 @@ class DelayedEngine final : public MultiStepEngine {
     return (micros + copies - 1) / copies;
   }
 
-  /// Each stage to optim.grad_clip_norm; the norm over all of them before.
-  double clip_by_stage() {
-    double all = 0;
+  static void learn_of(const std::vector<StepMade>& made, int step, optim::LossScale& loss_scale) {
+    loss_scale.take(made[static_cast<std::size_t>(step)].taken);
+  }
+
+  /// A step's gradients of what stages share are used `ahead` updates later, before a flush all that are left.
+  void delay_shared(int step, int ahead, bool last, const std::vector<double>& loss_scales) {
+    if (step == 0) waiting_.clear();
+    const std::vector<nn::Param*> shared = shared_params();
+    if (shared.empty() || ahead == 0) return;
+    std::vector<at::Tensor>& kept = waiting_[step];
+    for (nn::Param* param : shared) {
+      kept.push_back(param->gradient.clone());
+      param->gradient.zero_();
+    }
+    while (!waiting_.empty() && (last || waiting_.begin()->first <= step - ahead)) {
+      const double factor = loss_scales.back() / loss_scales[static_cast<std::size_t>(waiting_.begin()->first)];
+      for (std::size_t i = 0; i < shared.size(); ++i) shared[i]->gradient.add_(waiting_.begin()->second[i], factor);
+      waiting_.erase(waiting_.begin());
+    }
+  }
+
+  std::vector<nn::Param*> shared_params() {
+    std::map<nn::Param*, int> stages;
     for (const pipeline::LayerRange& stretch : cut_.split) {
-      std::vector<nn::Param*> params;
-      double squares = 0;
+      std::set<nn::Param*> mine;
+      for (std::size_t i = stretch.begin; i < stretch.end; ++i)
+        mine.insert(model_->layers[i].params.begin(), model_->layers[i].params.end());
+      for (nn::Param* param : mine) ++stages[param];
+    }
+    std::vector<nn::Param*> shared;
+    for (nn::Param& param : model_->params) {
+      if (param.trainable && stages[&param] > 1) shared.push_back(&param);
+    }
+    return shared;
+  }
+
+  /// Each stage's own parameters to optim.grad_clip_norm, and by itself each that several stages have; the norm over
+  /// all of them before. Gradients that overflow count as zero where they may.
+  double clip_by_stage(double loss_scale, bool may_overflow, bool* finite) {
+    const std::vector<nn::Param*> shared = shared_params();
+    std::vector<std::vector<nn::Param*>> parts;
+    for (nn::Param* param : shared) parts.push_back({param});
+    for (const pipeline::LayerRange& stretch : cut_.split) {
+      std::vector<nn::Param*>& own = parts.emplace_back();
       for (std::size_t i = stretch.begin; i < stretch.end; ++i) {
         for (nn::Param* param : model_->layers[i].params) {
-          if (!param->trainable || std::ranges::find(params, param) != params.end()) continue;
-          params.push_back(param);
-          const double norm = at::linalg_vector_norm(param->gradient, 2, {}, false, at::kDouble).item<double>();
-          squares += norm * norm;
+          const bool known =
+              std::ranges::find(own, param) != own.end() || std::ranges::find(shared, param) != shared.end();
+          if (param->trainable && !known) own.push_back(param);
         }
       }
-      if (!std::isfinite(squares)) {
-        throw optim::NonFiniteGradients(
-            fmt::format("a gradient of {} .. is not finite", model_->layers[stretch.begin].name),
-            "lower optim.learning_rate");
+    }
+    double all = 0;
+    for (const std::vector<nn::Param*>& part : parts) {
+      double squares = 0;
+      for (const nn::Param* param : part) {
+        const double norm =
+            at::linalg_vector_norm(param->gradient, 2, {}, false, at::kDouble).item<double>() / loss_scale;
+        squares += norm * norm;
       }
-      const double factor = optim::clip_factor(std::sqrt(squares), recipe_.optim.grad_clip_norm);
-      if (factor != 1) {
-        for (nn::Param* param : params) param->gradient.mul_(factor);
+      if (!std::isfinite(squares)) {
+        if (!may_overflow)
+          throw optim::NonFiniteGradients(fmt::format("a gradient of {} .. is not finite", part.front()->name),
+                                          "lower optim.learning_rate");
+        *finite = false;
+        for (nn::Param* param : part) param->gradient.zero_();
+        continue;
       }
       all += squares;
+      const double factor = optim::clip_factor(std::sqrt(squares), recipe_.optim.grad_clip_norm);
+      if (factor == 1) continue;
+      for (nn::Param* param : part) param->gradient.mul_(factor);
     }
     return std::sqrt(all);
   }
@@ -213,6 +273,7 @@ class DelayedEngine final : public MultiStepEngine {
   PipelineCut cut_;
   std::unique_ptr<Teacher> teacher_;  // null without [distill]
   std::int64_t drain_every_;
+  std::map<int, std::vector<at::Tensor>> waiting_;  // by step: gradients of what stages share, for later updates
 };
 
 }  // namespace

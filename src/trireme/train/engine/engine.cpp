@@ -2,24 +2,19 @@
 
 #include "trireme/base/error.h"
 #include "trireme/nn/parallel_context.h"
-#include "trireme/plan/activations.h"
-#include "trireme/plan/from_recipe.h"
+#include "trireme/plan/run_setup.h"
 #include "trireme/train/engine/trainer.h"
 
 namespace trireme::train {
 namespace {
 
-/// What a block saves of a micro-batch is the planner's to say (plan/activations.h), which measured bytes are held
-/// against.
+/// What a block saves of a micro-batch is the planner's to say, which measured bytes are held against.
 nn::Recompute recompute_of(const spec::Recipe& recipe) {
   nn::Recompute recompute{.kind = recipe.train.recompute, .every = recipe.train.recompute_every};
   if (recompute.kind != spec::RecomputeKind::kBudget) return recompute;
-  const plan::Job job = plan::job_of(recipe, model_shape(recipe));
-  spec::ParallelConfig config = spec::parallel_config(recipe, /*ranks=*/1, job.batch);
-  config.recompute = spec::RecomputeKind::kNone;
-  recompute.block.saved = plan::activation_bytes(job, config).layer;
-  config.recompute = spec::RecomputeKind::kFull;  // saves its input
-  recompute.block.input = plan::activation_bytes(job, config).layer;
+  const spec::BlockBytes block = plan::block_bytes(recipe, model_shape(recipe));
+  recompute.block.saved = block.saved;
+  recompute.block.input = block.input;
   recompute.budget = recipe.train.recompute_gb.value() * 1e9;
   return recompute;
 }

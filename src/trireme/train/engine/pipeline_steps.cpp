@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <deque>
 #include <limits>
 #include <map>
 #include <optional>
@@ -20,7 +21,9 @@
 #include "trireme/device/tensor_buffer.h"
 #include "trireme/pipeline/post_validation.h"
 #include "trireme/pipeline/scale_versions.h"
+#include "trireme/pipeline/stage_update.h"
 #include "trireme/pipeline/waves.h"
+#include "trireme/schedule/versions.h"
 #include "trireme/spec/rules.h"
 #include "trireme/train/engine/feed.h"
 #include "trireme/train/engine/pipeline_table.h"
@@ -60,6 +63,7 @@ class PipelineSteps final : public PipelineEngineOf<MultiStepEngine> {
   /// What walks a table of so many steps of so many micros.
   struct Walk {
     int micros = 0, steps = 0;
+    int ahead = 0;  // steps by which its forwards are ahead of updates
     schedule::Schedule table;
     std::unique_ptr<pipeline::WeightPredictor> predictor;
     std::unique_ptr<pipeline::WaveWeights> waves;     // of virtual workers
@@ -91,6 +95,8 @@ class PipelineSteps::Progress {
       : engine_(engine),
         request_(request),
         norms_(static_cast<std::size_t>(request.steps), 0.0),
+        own_squares_(norms_),
+        shared_squares_(norms_),
         begin_(Clock::now()) {}
 
   pipeline::Micro micro(int number) {
@@ -107,6 +113,8 @@ class PipelineSteps::Progress {
 
   /// Of a wave that has begun.
   double rate_of_wave(int wave) const { return rate_of(wave); }
+  /// What the losses of a step that has begun are multiplied by.
+  double loss_scale_of(int step) const { return loss_scales_.at(static_cast<std::size_t>(step)); }
 
   /// Of the update that comes next: predictions go by it.
   double rate_to_come() {
@@ -120,9 +128,15 @@ class PipelineSteps::Progress {
     if (request_.look) request_.look(request_.optimizer.params());
     parallel::DataParallel& data_parallel = engine_.staged_->data_parallel();
     try {
-      norms_[static_cast<std::size_t>(step)] =
-          optim::update(request_.optimizer, {.learning_rate = rate_of(step), .across = data_parallel.across()})
-              .gradient_norm;
+      const pipeline::StageUpdated updated =
+          pipeline::update_stage(request_.optimizer, engine_.walk_.executor->reduction(),
+                                 {.learning_rate = rate_of(step),
+                                  .loss_scale = loss_scale_of(step),
+                                  .may_overflow = request_.loss_scale != nullptr,
+                                  .across = data_parallel.across()});
+      own_squares_[static_cast<std::size_t>(step)] = updated.squares;
+      shared_squares_[static_cast<std::size_t>(step)] = updated.shared_squares;
+      if (request_.loss_scale != nullptr) tell_others(updated.finite);
       data_parallel.step_taken();
       data_parallel.updated();
       if (request_.taken) request_.taken();
@@ -159,8 +173,25 @@ class PipelineSteps::Progress {
     for (std::size_t step = settled_; step < loss_scales_.size(); ++step) loss_scales_[step] = loss_scale_now();
   }
 
+  /// Whether gradients of its step overflowed on this stage, beside what comes next.
+  void tell_others(bool finite) {
+    Verdict& verdict = verdicts_.emplace_back(Verdict{std::make_unique<double>(finite ? 0 : 1), {}});
+    verdict.work =
+        engine_.pipeline_.all_reduce(comm::Buffer{verdict.overflowed.get(), 1, comm::DType::kF64}, comm::Reduce::kMax);
+  }
+  /// The loss scale learns of steps up to this one, in order: the same on every rank.
+  void learn_of(int last) {
+    for (; judged_ <= last && !verdicts_.empty(); ++judged_) {
+      verdicts_.front().work.wait();
+      const bool taken = request_.loss_scale->take(*verdicts_.front().overflowed == 0);
+      if (!taken) skipped_.push_back(static_cast<std::size_t>(judged_));
+      verdicts_.pop_front();
+    }
+  }
+
   /// Throws on all ranks where a gradient was NaN or Inf on some.
   void require_finite() {
+    learn_of(request_.steps - 1);
     std::int64_t first = not_finite_ ? not_finite_->first : request_.steps;
     engine_.pipeline_.all_reduce(comm::Buffer{&first, 1, comm::DType::kI64}, comm::Reduce::kMin).wait();
     if (first == request_.steps) return;
@@ -179,13 +210,14 @@ class PipelineSteps::Progress {
     for (std::size_t i = 0; i < steps; ++i) {
       flops.push_back(report.steps[i].flops);
       losses.push_back(std::move(report.steps[i].losses));
-      squares.push_back(norms_[i] * norms_[i]);
+      // Of asynchronous stages each knows its own only, all ranks of it the same.
+      if (engine_.asynchronous_)
+        squares.push_back((engine_.counts_norm() ? own_squares_[i] : 0.0) + shared_squares_[i]);
+      else
+        squares.push_back(norms_[i] * norms_[i]);
     }
     engine_.staged_->sum_over_pipelines(losses, flops);
-    if (engine_.asynchronous_) {  // each stage knows its own only, all ranks of it the same
-      if (!engine_.counts_norm()) std::ranges::fill(squares, 0.0);
-      sum(engine_.pipeline_, squares);
-    }
+    if (engine_.asynchronous_) sum(engine_.pipeline_, squares);
     const double busy_s = busy_seconds(report);
     const double waited_s = std::max(0.0, seconds_between(begin_, Clock::now()) - busy_s);
     std::vector<StepMade> made;
@@ -205,10 +237,11 @@ class PipelineSteps::Progress {
 
  private:
   double rate_of(int step) const { return rates_.at(static_cast<std::size_t>(step)); }
-  double loss_scale_of(int step) const { return loss_scales_.at(static_cast<std::size_t>(step)); }
   double loss_scale_now() const { return request_.loss_scale != nullptr ? request_.loss_scale->scale() : 1; }
   void ask_for(int step) {
     for (; asked_for_ <= step; ++asked_for_) {
+      // Of steps so far back every stage has told, whatever it does now.
+      if (engine_.asynchronous_) learn_of(asked_for_ - 1 - engine_.walk_.ahead);
       const StepWork& work = works_[asked_for_] = request_.work(asked_for_);
       rates_.push_back(work.learning_rate);
       loss_scales_.push_back(loss_scale_now());
@@ -222,7 +255,14 @@ class PipelineSteps::Progress {
   PipelineSteps& engine_;
   const StepsRequest& request_;
   std::map<int, StepWork> works_;
-  std::vector<double> rates_, loss_scales_, norms_;  // by step
+  std::vector<double> rates_, loss_scales_, norms_, own_squares_, shared_squares_;  // by step
+  /// Of one step, in fp16: whether gradients overflowed on any stage.
+  struct Verdict {
+    std::unique_ptr<double> overflowed;
+    comm::Work work;
+  };
+  std::deque<Verdict> verdicts_;
+  int judged_ = 0;  // steps of which the loss scale knows
   std::vector<Clock::time_point> updates_;
   int asked_for_ = 0;
   std::size_t settled_ = 0;
@@ -238,11 +278,9 @@ PipelineSteps::PipelineSteps(std::unique_ptr<StagedModel> staged)
       asynchronous_(is_asynchronous(staged_->recipe())),
       drain_every_(spec::steps_between_drains(staged_->recipe(), asynchronous_)) {
   const spec::Recipe& recipe = staged_->recipe();
-  const bool scaled = asynchronous_ && recipe.precision.compute == spec::Precision::kFp16;
-  TRIREME_CHECK(!scaled && !recipe.layout.delayed_update,
-                "schedule {} runs steps together with what spec/rules refuses", recipe.pipeline.schedule);
+  TRIREME_CHECK(!recipe.layout.delayed_update, "schedule {} runs steps together with what spec/rules refuses",
+                recipe.pipeline.schedule);
   if (!asynchronous_) return;
-  pipeline::require_own_updates(recipe.pipeline.schedule, stage_.param_holders);
   if (staged_->groups().parallel.rank != 0) return;
   log_info("schedule {} stays full for {} at a time; {}", recipe.pipeline.schedule,
            counted(static_cast<std::size_t>(drain_every_), "step"),
@@ -260,6 +298,7 @@ PipelineSteps::Walk& PipelineSteps::walk_for(const StepsRequest& request) {
   walk_.micros = request.micros;
   walk_.steps = request.steps;
   walk_.table = staged_->make_table(request.micros, request.steps);
+  walk_.ahead = schedule::steps_ahead(walk_.table);
   if (!walk_.predictor) {
     walk_.predictor = pipeline::make_weight_predictor(walk_.table.weights, request.optimizer,
                                                       [this] { return progress_->rate_to_come(); });
@@ -269,7 +308,9 @@ PipelineSteps::Walk& PipelineSteps::walk_for(const StepsRequest& request) {
         pipeline::WaveWeights::Parts{.table = walk_.table,
                                      .chunk = stage_.chunks.front(),
                                      .shares = staged_->wave_shares(),
-                                     .rate_of = [this](int wave) { return progress_->rate_of_wave(wave); }});
+                                     .rate_of = [this](int wave) { return progress_->rate_of_wave(wave); },
+                                     .stage_sums = staged_->stage_sums(),
+                                     .reduce_bf16 = staged_->recipe().layout.reduce == spec::ReduceKind::kBf16});
   }
   if (request.fp8_history != nullptr) {
     comm::Group* ranks = staged_->stage_ranks();
@@ -287,6 +328,9 @@ PipelineSteps::Walk& PipelineSteps::walk_for(const StepsRequest& request) {
                                                                    .scatter = staged_->scatter(),
                                                                    .scales = walk_.scales.get(),
                                                                    .receives = &staged_->receives()});
+  if (asynchronous_ && request.loss_scale != nullptr) {
+    walk_.executor->reduction().delay_shared(walk_.ahead, [this](int step) { return progress_->loss_scale_of(step); });
+  }
   if (!asynchronous_) {
     walk_.optimistic = std::make_unique<pipeline::PostValidatedUpdate>(request.optimizer, walk_.executor->reduction());
   }
@@ -310,6 +354,7 @@ std::vector<StepMade> PipelineSteps::run(const StepsRequest& request) {
   pipeline::RunReport report = walk.executor->run(call);
   version_bytes_ = {.device = report.max_version_bytes};
   const bool offload = staged_->recipe().layout.offload != spec::OffloadKind::kNone;
+  (offload ? version_bytes_.host : version_bytes_.device) += report.max_delayed_bytes;
   if (walk.optimistic) (offload ? version_bytes_.host : version_bytes_.device) += walk.optimistic->bytes();
   if (request.fp8_history != nullptr) {
     request.fp8_history->share(

@@ -11,6 +11,7 @@
 #include "trireme/base/error.h"
 #include "trireme/base/stopwatch.h"
 #include "trireme/device/tensor_buffer.h"
+#include "trireme/layout/reduction.h"
 #include "trireme/schedule/interleave.h"
 #include "trireme/spec/rules.h"
 #include "trireme/train/engine/feed.h"
@@ -178,9 +179,38 @@ void StagedModel::form_wave_groups(const schedule::Schedule& table, const models
     for (const std::vector<pipeline::ParamHolders>& of : holders) stages.push_back(of[i].ranks.front());
     const bool mine = stages[static_cast<std::size_t>(me)] == parallel_groups_->stage;
     const auto [group, is_new] = wave_groups_.try_emplace(stages);
-    if (is_new) group->second = world_.split(mine ? 0 : -1, me, fmt::format("wave {}", fmt::join(stages, " ")));
+    // Of ranks that have one stage together, each sums with its like.
+    const nn::ParallelContext& parallel = parallel_groups_->parallel;
+    const int part = parallel.mesh.coordinate(parallel.rank, nn::kContextAxis) * recipe_.layout.tp +
+                     parallel.mesh.coordinate(parallel.rank, nn::kTensorAxis);
+    if (is_new) group->second = world_.split(mine ? part : -1, me, fmt::format("wave {}", fmt::join(stages, " ")));
     if (mine) wave_stages_[holders.front()[i].param] = stages;
   }
+}
+
+std::vector<std::vector<pipeline::StageSum>> StagedModel::stage_sums() {
+  parallel::MeshGroups& groups = *parallel_groups_->groups;
+  const layout::Mesh& mesh = groups.mesh();
+  std::vector<std::vector<layout::Reduction>> reductions;
+  std::vector<layout::AxisNames> wanted;
+  for (const nn::Param* param : stage_.chunks.front().params) {
+    std::vector<layout::Reduction>& mine = reductions.emplace_back();
+    for (layout::Reduction one : layout::reduction_axes(mesh, param->placement, param->equal_axes)) {
+      one.axes = layout::subtract(mesh, one.axes, {nn::kDataAxis});  // along dp waves are pushed
+      if (one.axes.empty()) continue;
+      wanted.push_back(one.axes);
+      mine.push_back(std::move(one));
+    }
+  }
+  groups.agree_on(wanted);
+  std::vector<std::vector<pipeline::StageSum>> sums;
+  for (const std::vector<layout::Reduction>& mine : reductions) {
+    std::vector<pipeline::StageSum>& of = sums.emplace_back();
+    for (const layout::Reduction& one : mine) {
+      if (comm::Group* ranks = groups.along(one.axes); ranks != nullptr) of.push_back({one.local, ranks});
+    }
+  }
+  return sums;
 }
 
 std::vector<pipeline::WaveShare> StagedModel::wave_shares() {

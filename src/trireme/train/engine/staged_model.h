@@ -57,6 +57,8 @@ class StagedModel {
   comm::Group* stage_ranks();
   /// Virtual workers (HetPipe): over whom this rank sums which parameters of its chunk.
   std::vector<pipeline::WaveShare> wave_shares();
+  /// Likewise what ranks of this rank's stage sum of each minibatch's gradients. On all ranks together.
+  std::vector<std::vector<pipeline::StageSum>> stage_sums();
   /// What the ranks of a pipeline found in each step, which all of them have, becomes the sums over all ranks.
   void sum_over_pipelines(std::span<std::vector<nn::LossTerm>> losses, std::span<double> flops);
 
