@@ -168,7 +168,8 @@ void Saver::write_part_of(Job& job) {
     if (options_.on_phase) options_.on_phase(SavePhase::kWrite, job.request.step);
     PartHash hash = hash_of_part(image, hosts);
     if (!part_.order.empty()) {
-      formats::PartOptions writing_options{.threads = options_.threads, .before_write = options_.before_write};
+      // A thread that writes waits for the disk most of the time: twice as many keep it busy.
+      formats::PartOptions writing_options{.threads = 2 * options_.threads, .before_write = options_.before_write};
       if (options_.hash)
         writing_options.summed = [&](std::uint64_t from, std::uint64_t until) { hash.add(from, until); };
       job.checks = formats::write_part(formats::unfinished(job.path) / formats::part_name(group_.rank(), group_.size()),

@@ -42,7 +42,7 @@ enum class SavePhase : std::uint8_t { kCopy, kWrite, kWritten, kPublish, kPublis
 
 struct SaverOptions {
   bool background = true;  ///< false: begin() returns when this rank's part is on the disk, and nothing is copied
-  int threads = 2;         ///< that copy and write
+  int threads = 2;         ///< that copy; twice as many write
   bool hash = true;        ///< the whole state's hash into the manifest
   /// Called by whichever thread gets there.
   std::function<void(SavePhase phase, std::int64_t step)> on_phase = {};
