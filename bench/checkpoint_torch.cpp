@@ -20,7 +20,9 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
+#include <ctime>
 #include <filesystem>
 #include <fstream>
 #include <memory>
@@ -49,8 +51,10 @@ struct Options {
   fs::path folder = "bench-checkpoint";
   std::string python;
   std::int64_t mib = 1024;
-  int ranks = 2, tensors = 32, rounds = 7;
+  int ranks = 2, tensors = 32, rounds = 7, threads = checkpoint::SaverOptions{}.threads;
+  std::string parts = "save,load,background";
   bool json = false;
+  bool has(std::string_view part) const { return parts.find(part) != std::string::npos; }
 
   double gib() const { return static_cast<double>(mib) / 1024; }
 };
@@ -133,7 +137,7 @@ class Crew {
       at::set_num_threads(1);
       nn::State state;
       add_state(state, options_, ranks_, rank.rank());
-      checkpoint::Saver saver(state, rank.world(), {.background = false});
+      checkpoint::Saver saver(state, rank.world(), {.background = false, .threads = options_.threads});
       rank.world().barrier().wait();
       const auto begin = Clock::now();
       body(rank, state, saver);
@@ -168,7 +172,8 @@ class Steps {
   Steps(const Options& options, comm::Rank& rank, int threads, double step_s) : options_(options) {
     at::set_num_threads(threads);
     add_state(state_, options, 1, 0);
-    saver_ = std::make_unique<checkpoint::Saver>(state_, rank.world(), checkpoint::SaverOptions{});
+    saver_ =
+        std::make_unique<checkpoint::Saver>(state_, rank.world(), checkpoint::SaverOptions{.threads = options.threads});
     compute(5);
     const auto begin = Clock::now();
     compute(20);
@@ -177,16 +182,21 @@ class Steps {
     finish();
   }
 
-  /// Seconds of `count` steps; a save begins after step `save_at`.
-  double take(int count, int save_at) {
+  /// By the clock, and processor time of the thread that takes the steps: what others on the machine take is not in it.
+  struct Taken {
+    double seconds = 0, thread_s = 0;
+  };
+  /// `count` steps; a save begins after step `save_at`.
+  Taken take(int count, int save_at) {
     const auto begin = Clock::now();
+    const double thread_begin = thread_seconds();
     for (int step = 0; step < count; ++step) {
       compute(products_);
       saver_->wait_copied();
       if (saver_->busy() && saver_->written()) saver_->collect();
       if (step == save_at) saver_->begin({.folder = options_.folder / "async", .step = 1});
     }
-    return seconds_since(begin);
+    return {seconds_since(begin), thread_seconds() - thread_begin};
   }
   checkpoint::SaveOutcome finish() {
     saver_->collect();
@@ -194,6 +204,11 @@ class Steps {
   }
 
  private:
+  static double thread_seconds() {
+    timespec time{};
+    ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+    return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+  }
   void compute(int products) {
     for (int i = 0; i < products; ++i) at::mm_out(c_, a_, b_);
   }
@@ -214,16 +229,19 @@ void measure_background(const Options& options, int threads, double sync_s, Side
     Steps steps(options, rank, threads, std::max(0.02, sync_s / 8));
     const Crew alone(options, 1);
     for (int round = 0; round < options.rounds; ++round) {
-      const double plain = steps.take(24, -1), saving = steps.take(24, 1);
+      const Steps::Taken plain = steps.take(24, -1), saving = steps.take(24, 1);
       const checkpoint::SaveOutcome outcome = steps.finish();
       // What was blocked is part of the longer steps; it never costs less than that.
-      const double cost = std::max({saving - plain, outcome.blocked_s, 1e-6});
+      const double cost = std::max({saving.seconds - plain.seconds, outcome.blocked_s, 1e-6});
       sides.add(name, 1, cost);
       sides.add(limit, 1, alone.save() / 10);
       at::set_num_threads(threads);
       // Where it goes: the copy that the next update waits for, and what is left of it when that comes.
       sides.add(name + ", of it copying", options.gib(), outcome.copy_s);
       sides.add(name + ", of it blocked", 1, std::max(outcome.blocked_s, 1e-6));
+      // Of one thread: copying included, when the update waits for it and so helps.
+      if (threads == 1)
+        sides.add(name + ", processor time of the steps' thread", 1, std::max(saving.thread_s - plain.thread_s, 1e-6));
       sides.add(name + ", writing and hashing behind", options.gib(), outcome.write_s);
     }
   });
@@ -275,23 +293,24 @@ constexpr const char *kSave = "save, ours", *kDcp = "save, torch.distributed.che
 
 Sides measure(const Options& options) {
   Sides sides;
-  const RawWay way = best_raw(options);
+  const bool save = options.has("save"), load = options.has("load");
+  const RawWay way = save ? best_raw(options) : RawWay{};
   const std::string raw = way.text();
   const Crew crew(options, options.ranks), four(options, 4), eight(options, 8);
   std::optional<Peer> peer;
   if (!options.python.empty()) peer.emplace(options);
-  crew.save();  // the first of anything is slower
-  four.save();
-  eight.save();
-  double sync_s = 0;
-  for (int round = 0; round < options.rounds; ++round) {
+  double sync_s = crew.save();  // the first of anything is slower
+  if (load) four.save(), eight.save();
+  for (int round = 0; save && round < options.rounds; ++round) {
     sides.add(raw, options.gib(), raw_write(options, way.threads, way.direct));
     sync_s = crew.save();
     sides.add(kSave, options.gib(), sync_s);
     if (peer) sides.add(kDcp, options.gib(), peer->ask("save"));
+  }
+  for (int round = 0; load && round < options.rounds; ++round) {
     crew.load(crew);  // into the page cache
     sides.add(kLoad, options.gib(), crew.load(crew));
-    if (peer) sides.add(kTorchLoad, options.gib(), peer->ask("load"));
+    if (peer && save) sides.add(kTorchLoad, options.gib(), peer->ask("load"));
     if (round == 0) four.load(four), eight.load(eight);
     sides.add("load, 4 of 4", options.gib(), four.load(four));
     sides.add("load, 4 of 8", options.gib(), four.load(eight));
@@ -303,8 +322,9 @@ Sides measure(const Options& options) {
   sides.compare("load over torch.load", kLoad, kTorchLoad, 3);
   sides.compare("4 ranks, of 8 over of 4", "load, 4 of 8", "load, 4 of 4", 1 / 1.3);
   sides.compare("8 ranks, of 4 over of 8", "load, 8 of 4", "load, 8 of 8", 1 / 1.3);
-  measure_background(options, usable_cores(), sync_s, sides);
-  if (usable_cores() > 1) measure_background(options, usable_cores() - 1, sync_s, sides);
+  const bool background = options.has("background");
+  if (background) measure_background(options, usable_cores(), sync_s, sides);
+  if (background && usable_cores() > 1) measure_background(options, usable_cores() - 1, sync_s, sides);
   return sides;
 }
 
@@ -318,6 +338,8 @@ int main(int argc, char** argv) {
   app.add_option("--mib", options.mib, "of state").show_default();
   app.add_option("--ranks", options.ranks).show_default();
   app.add_option("--rounds", options.rounds).show_default();
+  app.add_option("--threads", options.threads, "of a rank, that write a save").show_default();
+  app.add_option("--parts", options.parts, "of save, load, background").show_default();
   app.add_flag("--json", options.json);
   if (const std::optional<int> status = app.parse(argc, argv)) return *status;
   if (fs::exists(options.folder)) {
@@ -326,14 +348,15 @@ int main(int argc, char** argv) {
   }
   fs::create_directories(options.folder);
   const Sides sides = measure(options);
-  const double mib = load_mib(options, Crew(options, 4).folder() / formats::checkpoint_name(1));
+  const double mib =
+      options.has("load") ? load_mib(options, Crew(options, 4).folder() / formats::checkpoint_name(1)) : 0;
   if (options.json) {
     auto out = sides.json();
     out["load_mib_beside_tensors"] = mib;
     fmt::print("{}\n", out.dump(2));
   } else {
     fmt::print("{} MiB on {} ranks\n\n{}\n", options.mib, options.ranks, sides.text("GiB/s"));
-    fmt::print("  a load takes {:.1f} MiB beside its tensors (goal: 64)\n", mib);
+    if (options.has("load")) fmt::print("  a load takes {:.1f} MiB beside its tensors (goal: 64)\n", mib);
   }
   fs::remove_all(options.folder);
   return 0;

@@ -15,12 +15,12 @@
 #include <chrono>
 #include <functional>
 #include <memory>
-#include <thread>
 
 #include "bench/arguments.h"
 #include "bench/gpt_recipe.h"
 #include "bench/peer.h"
 #include "bench/sides.h"
+#include "bench/wait_asleep.h"
 #include "trireme/cli/start_ranks.h"
 #include "trireme/comm/process.h"
 #include "trireme/comm/rank.h"
@@ -147,13 +147,6 @@ std::vector<Trial> make_runs(const Options& options, const GptSize& size, spec::
   return runs;
 }
 
-/// Until all ranks are here, without taking a core from a peer: those that wait for rank 0 sleep.
-void wait_asleep(comm::Group& world) {
-  comm::Work barrier = world.barrier();
-  while (!barrier.test()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  barrier.wait();
-}
-
 /// One size in one precision; the sides as rank 0 saw them.
 Sides measure(const Options& options, const GptSize& size, spec::Precision precision, comm::Rank& rank) {
   Sides sides;
@@ -179,7 +172,7 @@ Sides measure(const Options& options, const GptSize& size, spec::Precision preci
       const double seconds = peer->turn(steps);
       if (round >= 0) sides.add(name, 2.0 * static_cast<double>(options.rows * size.seq_len), seconds);
     }
-    wait_asleep(world);
+    bench::wait_asleep(world);
   }
   for (Trial& run : runs) run.trainer.reset();
   const bool low = precision == spec::Precision::kBf16;

@@ -3,6 +3,8 @@
 //
 //   build/release/bench/pipeline_torch --python python3               all four parts
 //   build/release/bench/pipeline_torch --parts replay --kinds 1f1b,zb-v --svg zb.svg
+//   build/release/bench/pipeline_torch --mpi --python PYTHON         the last, with our ranks as processes, as the
+//   peer's are
 //
 // overhead  walking tables of passes that do nothing: microseconds an instruction
 // replay    every synchronous kind, a GPT in two stages on two thread ranks of one core each: a step beside its replay
@@ -15,12 +17,16 @@
 
 #include <algorithm>
 #include <fstream>
+#include <memory>
 #include <sstream>
 
 #include "bench/arguments.h"
 #include "bench/peer.h"
 #include "bench/pipeline_walks.h"
 #include "bench/times.h"
+#include "bench/wait_asleep.h"
+#include "trireme/cli/start_ranks.h"
+#include "trireme/comm/process.h"
 #include "trireme/device/cpu_setup.h"
 
 namespace {
@@ -34,6 +40,7 @@ struct Options {
   int steps = 10, rounds = 9;
   std::string precision = "fp32";
   std::string parts = "overhead,replay,network,torch", kinds, python, svg;
+  bool mpi = false;
 };
 
 bool listed(const std::string& list, std::string_view word) {
@@ -176,26 +183,42 @@ void measure_beside_torch(const Options& options) {
   add("vocab-size", gpt.vocab_size);
   add("micros", gpt.micros);
   words.insert(words.end(), {"--precision", options.precision});
-  bench::PeerProcess peer(words);
   const auto table = table_of("1f1b", {.ranks = 2, .micros = gpt.micros});
-  Times ours, theirs;
-  peer.ask("run 2");
-  for (int round = 0; round < options.rounds; ++round) {  // in turns, so that both meet the same machine
-    const Walks walks = bench::walk(table, options.steps, /*keep=*/false, {},
-                                    [&](comm::Rank& rank) { return bench::make_gpt(gpt, table, rank); });
-    ours.seconds.insert(ours.seconds.end(), walks.steps.begin(), walks.steps.end());
-    const nlohmann::json answer = peer.ask(fmt::format("run {}", options.steps));
-    for (const double seconds : answer.at("seconds")) theirs.seconds.push_back(seconds);
-  }
-  fmt::print(
-      "\n1f1b beside torch.distributed.pipelining over Gloo, the same GPT in {}, two ranks of one thread: a step in "
-      "ms\n",
-      options.precision);
-  for (const auto& [name, times] : {std::pair<const char*, const Times&>{"trireme", ours}, {"torch", theirs}}) {
-    fmt::print("{:>14} {:>7.1f} ({:.1f}-{:.1f})\n", name, 1e3 * times.median(), 1e3 * times.quantile(0.25),
-               1e3 * times.quantile(0.75));
-  }
-  fmt::print("{:>14} {:>6.2f}x (goal: 1.5x)\n", "ratio", theirs.median() / ours.median());
+  spec::Recipe ranks;
+  ranks.comm.transport = options.mpi ? spec::Transport::kMpi : spec::Transport::kThreads;
+  if (comm::detect_launch().kind == comm::Launch::Kind::kSingle) ranks.comm.ranks = 2;
+  cli::start_ranks(ranks, [&](comm::Rank& rank) {
+    Times ours, theirs, ratios;
+    std::unique_ptr<bench::PeerProcess> peer;
+    if (rank.rank() == 0) {
+      peer = std::make_unique<bench::PeerProcess>(words);
+      peer->ask("run 2");
+    }
+    for (int round = 0; round < options.rounds; ++round) {  // in turns, so that both meet the same machine
+      bench::wait_asleep(rank.world());
+      const Walks walks = bench::walk_rank(rank, table, options.steps, /*keep=*/false,
+                                           [&](comm::Rank& self) { return bench::make_gpt(gpt, table, self); });
+      if (!peer) continue;
+      ours.seconds.insert(ours.seconds.end(), walks.steps.begin(), walks.steps.end());
+      const nlohmann::json answer = peer->ask(fmt::format("run {}", options.steps));
+      Times turn;
+      for (const double seconds : answer.at("seconds")) turn.seconds.push_back(seconds);
+      ratios.seconds.push_back(turn.median() / Times{walks.steps}.median());
+      theirs.seconds.insert(theirs.seconds.end(), turn.seconds.begin(), turn.seconds.end());
+    }
+    bench::wait_asleep(rank.world());
+    if (rank.rank() != 0) return;
+    fmt::print(
+        "\n1f1b beside torch.distributed.pipelining over Gloo, the same GPT in {}, two ranks of one thread, ours "
+        "are {}: a step in ms\n",
+        options.precision, options.mpi ? "processes" : "threads");
+    for (const auto& [name, times] : {std::pair<const char*, const Times&>{"trireme", ours}, {"torch", theirs}}) {
+      fmt::print("{:>14} {:>7.1f} ({:.1f}-{:.1f})\n", name, 1e3 * times.median(), 1e3 * times.quantile(0.25),
+                 1e3 * times.quantile(0.75));
+    }
+    fmt::print("{:>14} {:>6.2f}x ({:.2f}-{:.2f}) of the same turn (goal: 1.5x)\n", "ratio", ratios.median(),
+               ratios.quantile(0.25), ratios.quantile(0.75));
+  });
 }
 
 }  // namespace
@@ -214,8 +237,11 @@ int main(int argc, char** argv) {
   app.add_option("--parts", options.parts, "of overhead, replay, network, torch").show_default();
   app.add_option("--kinds", options.kinds, "only these, as a list with commas");
   app.add_option("--python", options.python, "a Python that has PyTorch, for the peer");
+  app.add_flag("--mpi", options.mpi,
+               "part torch: our ranks are MPI processes, as the peer's are processes; else threads");
   app.add_option("--svg", options.svg, "draw the last kind's step above its replay");
   if (const std::optional<int> status = app.parse(argc, argv)) return *status;
+  if (options.mpi) options.parts = "torch";  // the others hold ours beside ours
   if (options.precision == "bf16") options.gpt.precision = nn::Precision::kBf16;
   device::keep_host_memory();
   if (listed(options.parts, "overhead")) measure_overhead();

@@ -1,5 +1,5 @@
-// bench/pipeline_walks.h -- walks of a table on thread ranks: real layers on a core each, or layers that sleep on an
-// emulated network.
+// bench/pipeline_walks.h -- walks of a table on ranks, mostly threads: real layers on a core each, or layers that sleep
+// on an emulated network.
 #pragma once
 
 #include <ATen/Parallel.h>
@@ -39,30 +39,40 @@ struct Walker {
   std::function<void(pipeline::Executor&)> update;
 };
 
+/// On one of the ranks of the table; what was measured is on rank 0.
+inline Walks walk_rank(comm::Rank& rank, const schedule::Schedule& table, int steps, bool keep,
+                       const std::function<Walker(comm::Rank&)>& make) {
+  constexpr int kWarm = 2;  // memory and caches
+  Walks walks;
+  at::set_num_threads(1);
+  Walker walker = make(rank);
+  pipeline::Executor executor({.table = table, .stage = walker.stage, .pipeline = rank.world()});
+  pipeline::TimelineRecorder record(executor.table(), static_cast<std::size_t>(steps));
+  for (int step = 0; step < steps + kWarm; ++step) {
+    rank.world().barrier().wait();
+    const auto begin = std::chrono::steady_clock::now();
+    const auto report =
+        executor.run({.micro = walker.micro, .update = [&](int) { walker.update(executor); }, .keep_spans = keep});
+    rank.world().barrier().wait();
+    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+    if (step < kWarm) continue;
+    if (rank.rank() == 0) walks.steps.push_back(took.count());
+    if (keep) record.add(report);
+  }
+  auto timelines = record.gather(rank.world());
+  if (rank.rank() == 0) walks.timelines = std::move(timelines);
+  return walks;
+}
+
+/// On threads of this process.
 inline Walks walk(const schedule::Schedule& table, int steps, bool keep, const comm::RanksOptions& options,
                   const std::function<Walker(comm::Rank&)>& make) {
-  constexpr int kWarm = 2;  // memory and caches
   Walks walks;
   comm::run_ranks(
       static_cast<int>(table.ranks.size()),
       [&](comm::Rank& rank) {
-        at::set_num_threads(1);
-        Walker walker = make(rank);
-        pipeline::Executor executor({.table = table, .stage = walker.stage, .pipeline = rank.world()});
-        pipeline::TimelineRecorder record(executor.table(), static_cast<std::size_t>(steps));
-        for (int step = 0; step < steps + kWarm; ++step) {
-          rank.world().barrier().wait();
-          const auto begin = std::chrono::steady_clock::now();
-          const auto report = executor.run(
-              {.micro = walker.micro, .update = [&](int) { walker.update(executor); }, .keep_spans = keep});
-          rank.world().barrier().wait();
-          const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
-          if (step < kWarm) continue;
-          if (rank.rank() == 0) walks.steps.push_back(took.count());
-          if (keep) record.add(report);
-        }
-        auto timelines = record.gather(rank.world());
-        if (rank.rank() == 0) walks.timelines = std::move(timelines);
+        Walks mine = walk_rank(rank, table, steps, keep, make);
+        if (rank.rank() == 0) walks = std::move(mine);
       },
       options);
   return walks;

@@ -75,6 +75,23 @@ TEST_F(PlanRoofline, SaysWhatBindsEachOperator) {
   EXPECT_THAT(read_all(path), HasSubstr("</svg>"));
 }
 
+TEST_F(PlanRoofline, HasTheNetworksCeilingForEachPass) {
+  const json one = run_json(with_options(with_options({"plan", "roofline"}, kSmall), {"--tp", "1"}));
+  EXPECT_TRUE(one.at("collectives").empty() && one.at("network").empty());
+  const json four = run_json(with_options(with_options({"plan", "roofline"}, kSmall), {"--tp", "4"}));
+  ASSERT_EQ(four.at("network").size(), 2U);
+  for (const auto& pass : four.at("network")) {
+    double bytes = 0, seconds = 0;
+    for (const auto& collective : four.at("collectives")) {
+      if (collective.at("pass") != pass.at("pass")) continue;
+      bytes += collective.at("a_layer").get<double>() * collective.at("bytes_sent").get<double>();
+      seconds += collective.at("a_layer").get<double>() * collective.at("roof_seconds").get<double>();
+    }
+    EXPECT_DOUBLE_EQ(pass.at("bytes_sent").get<double>(), bytes);
+    EXPECT_DOUBLE_EQ(pass.at("roof_flops").get<double>(), pass.at("flops").get<double>() / seconds);
+  }
+}
+
 TEST(PlanScaling, TakesFlopsOrDevicesAndDays) {
   const json chinchilla = run_json({"plan", "scaling", "--flops", "5.76e23"});
   EXPECT_NEAR(chinchilla.at("laws")[0].at("parameters").get<double>(), 3.219e10, 1e7);

@@ -68,19 +68,64 @@ TEST(Explain, NamesWhatIsLackingWhereNothingFits) {
   EXPECT_THAT(why_not(found.decisions.front().alternatives.front().best.memory), testing::HasSubstr("GiB of 2.0"));
 }
 
-TEST(Operators, AddUpToTheLayersForward) {
+/// Of operators but the head's, or of collectives.
+template <typename Times, typename Value>
+double sum_of(const Times& all, Value value) {
+  double sum = 0;
+  for (const auto& one : all) sum += one.name.starts_with("head") ? 0 : one.times * value(one);
+  return sum;
+}
+
+TEST(Operators, AddUpToTheLayer) {
+  const cost::Hardware hardware = cost::load_hardware("dgx-h100");
+  const auto seconds = [](const auto& one) { return one.seconds; };
+  for (const ParallelConfig& layout :
+       {ParallelConfig{}, ParallelConfig{.layout = {.tp = 4, .sequence_parallel = true}},
+        ParallelConfig{.layout = {.tp = 2, .cp = 8, .cp_kind = spec::ContextKind::kRing}},
+        ParallelConfig{.layout = {.cp = 4, .cp_kind = spec::ContextKind::kUlysses}},
+        ParallelConfig{.layout = {.cp = 16, .cp_kind = spec::ContextKind::kGather, .cp_ulysses = 2}}}) {
+    const PassTimes layer = layer_times(hardware, llama8b(), layout);
+    for (const Pass pass : {Pass::kForward, Pass::kBackward}) {
+      const Parts& parts = pass == Pass::kForward ? layer.forward : layer.backward;
+      const auto operators = layer_operators(hardware, llama8b(), layout, pass);
+      EXPECT_NEAR(sum_of(operators, seconds), parts.total() - parts.communication, 1e-12) << to_text(layout);
+      const auto collectives = layer_collectives(hardware, llama8b(), layout, pass);
+      EXPECT_EQ(collectives.empty(), layout.layout.tp * layout.layout.cp == 1);
+      EXPECT_NEAR(sum_of(collectives, [](const auto& one) { return one.exposed; }), parts.communication, 1e-12)
+          << to_text(layout);
+      for (const CollectiveTime& one : collectives) {
+        EXPECT_LE(one.least, one.seconds) << one.name << ": faster than its links, " << to_text(layout);
+        // Where latency is not most of it.
+        if (one.bytes > 1e6) {
+          EXPECT_GT(one.least, 0.2 * one.seconds) << one.name << ", " << to_text(layout);
+        }
+      }
+    }
+  }
+}
+
+TEST(Operators, HaveTheFlopsOfTheModel) {
   const cost::Hardware hardware = cost::load_hardware("dgx-h100");
   const ParallelConfig layout{.layout = {.tp = 4, .sequence_parallel = true}};
-  double seconds = 0, flops = 0;
-  for (const OperatorTime& one : forward_operators(hardware, llama8b(), layout)) {
-    if (one.name == "head") continue;
-    seconds += one.times * one.seconds;
-    if (one.name != "attention" && one.name != "norms, activations, residuals") flops += one.times * one.flops;
-  }
-  const PassTimes layer = layer_times(hardware, llama8b(), layout);
-  EXPECT_NEAR(seconds, layer.forward.total() - layer.forward.communication, 1e-12);
   const double counted = spec::count_flops(llama8b().shape, 4096).projections / llama8b().shape.num_layers / 4;
-  EXPECT_NEAR(flops, counted, 1e-9 * counted);
+  for (const auto& [pass, times] : {std::pair{Pass::kForward, 1.0}, {Pass::kBackward, 2.0}}) {
+    const double flops = sum_of(layer_operators(hardware, llama8b(), layout, pass), [](const OperatorTime& one) {
+      return one.name == "attention" || one.name == "norms, activations, residuals" ? 0 : one.flops;
+    });
+    EXPECT_NEAR(flops, times * counted, 1e-9 * counted);
+  }
+}
+
+/// Tensor parallelism sends two boundary tensors a pass, each once to every other rank and back: 2 (p-1)/p of it.
+TEST(Operators, SendWhatTheFormulaSays) {
+  const cost::Hardware hardware = cost::load_hardware("dgx-h100");
+  const ParallelConfig layout{.layout = {.tp = 4}};
+  const auto collectives = layer_collectives(hardware, llama8b(), layout, Pass::kForward);
+  ASSERT_EQ(collectives.size(), 1U);
+  const double tensor = 2.0 * 4096 * 4096;  // bf16, a micro-batch of one sequence
+  EXPECT_DOUBLE_EQ(collectives[0].times, 2);
+  EXPECT_DOUBLE_EQ(collectives[0].bytes, 2 * 3.0 / 4 * tensor);
+  EXPECT_DOUBLE_EQ(collectives[0].least, collectives[0].bytes / hardware.link_bandwidth());
 }
 
 }  // namespace

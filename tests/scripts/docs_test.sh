@@ -46,6 +46,21 @@ for type in $(grep -oE '`[A-Z][A-Za-z0-9]+`' docs/glossary.md | tr -d '`' | sort
 done
 [ "$types" -gt 50 ] || complain "only $types types were found in docs/glossary.md"
 
+# Benchmarks are not run by tests: those that the pages name are there, and have the options that are printed with them.
+benches=0
+while IFS=: read -r document command; do
+  benches=$((benches + 1))
+  name=$(sed -E 's|.*bench/([a-z0-9_]+).*|\1|' <<<"${command%% *}")
+  if [ ! -f "bench/$name.cpp" ]; then
+    complain "$document runs build/release/bench/$name, but there is no bench/$name.cpp"
+    continue
+  fi
+  for option in $(grep -oE -- '(^| )--[a-z][a-z0-9-]*' <<<"$command" || true); do
+    grep -qE -- "[\"!]$option[\",]" "bench/$name.cpp" bench/*.h || complain "$document gives bench/$name.cpp $option, which it has not"
+  done
+done < <(grep -noE 'build/release/bench/[a-z0-9_]+( [^`|#;)]*)?' README.md docs/*.md | sed -E 's/^([^:]*):[0-9]+:/\1:/' | sort -u)
+[ "$benches" -gt 20 ] || complain "only $benches commands of benchmarks were found"
+
 # Rows of tables cannot be wrapped.
 while IFS= read -r line; do complain "more than 250 columns: $line"; done < <(
   for document in *.md docs/*.md docs/decisions/*.md; do
@@ -103,5 +118,5 @@ while IFS= read -r row; do
 done <<<"$private"
 [ "$words" -gt 20 ] || complain "only $words private words are known"
 
-echo "$checked pointers, $types types, $words words: $bad complaints"
+echo "$checked pointers, $types types, $benches benchmarks, $words words: $bad complaints"
 [ "$bad" = 0 ]

@@ -155,6 +155,28 @@ TEST(Sequences, OfBlockSparseModelsHaveTheLogitsOfEachAlone) {
   }
 }
 
+/// The most tokens, below those of the longest row, whose places then have other blocks than in that one; 0: none. With
+/// few blocks the draws of both may coincide.
+std::int64_t length_of_another_layout(const spec::ModelShape& shape) {
+  const spec::SparseAttention& sparse = shape.sparse_attention;
+  const spec::SparseLists longest = spec::sparse_lists(sparse, shape.num_heads, shape.max_seq_len, true);
+  for (std::int64_t tokens = shape.max_seq_len - sparse.block; tokens > 0; tokens -= sparse.block) {
+    const spec::SparseLists lists = spec::sparse_lists(sparse, shape.num_heads, tokens, true);
+    for (std::int64_t row = 0; row < lists.rows(); ++row) {
+      // The causal mask hides blocks behind the row's own.
+      const auto seen = [&](const spec::SparseLists& of) {
+        std::vector<std::int32_t> columns;
+        for (const std::int32_t column : of.columns_of(0, row)) {
+          if (column <= row) columns.push_back(column);
+        }
+        return columns;
+      };
+      if (seen(lists) != seen(longest)) return tokens;
+    }
+  }
+  return 0;
+}
+
 /// Random blocks of mode "variable" are drawn among all of a row: a growing sequence has those of the longest row.
 TEST(Sequences, OfBlocksThatDependOnTheLengthAreTheBeginOfTheLongestRow) {
   const spec::ModelShape shape =
@@ -165,6 +187,11 @@ TEST(Sequences, OfBlocksThatDependOnTheLengthAreTheBeginOfTheLongestRow) {
   const at::Tensor whole = models::logits_of(*model, ids);
   Batch batch(*model, 2, {.max_tokens = 100, .max_query_len = 60, .sequences = 2});
   expect_whole(batch, ids, whole, kSparseSteps, "variable");
+  // Sequences laid out by their own lengths would have failed above.
+  const std::int64_t tokens = length_of_another_layout(shape);
+  ASSERT_GT(tokens, 0) << "all lengths have the same blocks: nothing was tested";
+  const at::Tensor shorter = models::logits_of(*model, ids.narrow(1, 0, tokens).contiguous());
+  EXPECT_GT(models::largest(shorter, whole.narrow(1, 0, tokens)), 1e-3);
 }
 
 TEST(Sequences, ThatEndLeaveTheirBlocksToOthers) {

@@ -7,7 +7,6 @@
 
 #include <atomic>
 #include <chrono>
-#include <future>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -24,8 +23,11 @@ namespace {
 namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 
-/// From here on, this thread stands back behind those that compute.
-void lower_priority() { ::setpriority(PRIO_PROCESS, static_cast<id_t>(::syscall(SYS_gettid)), 10); }
+/// From here on, this thread stands back behind those of its process that compute. What it starts inherits that.
+void lower_priority() {
+  const auto me = static_cast<id_t>(::syscall(SYS_gettid));
+  ::setpriority(PRIO_PROCESS, me, ::getpriority(PRIO_PROCESS, me) + 10);
+}
 
 QueueMeter::Nanoseconds stamp_of(Clock::time_point time) {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(time.time_since_epoch()).count();
@@ -114,30 +116,19 @@ std::vector<formats::PieceOfMemory> Saver::pieces(std::vector<at::Tensor>& hosts
   return list;
 }
 
-/// Of what this rank writes, by the shares of the plan. With an image of the file, of the image.
-std::vector<std::uint64_t> Saver::hash_mine(const std::byte* image) const {
-  const auto& shares = plan_.ranks[static_cast<std::size_t>(group_.rank())];
-  std::vector<std::uint64_t> hashes(shares.size());
+/// Of what this rank writes; `hosts` in the order of its file. With an image of the file, of the image.
+PartHash Saver::hash_of_part(const std::byte* image, const std::vector<at::Tensor>& hosts) const {
+  std::vector<std::span<const std::byte>> data;
   for (std::size_t i = 0; i < part_.order.size(); ++i) {
-    const SaveShare& share = shares[part_.order[i]];
     const formats::TensorInfo& info = part_.header.tensors[part_.header.by_offset[i]];
-    const std::size_t element = static_cast<std::size_t>(formats::bits_of(info.dtype)) / 8;
     if (image != nullptr) {
-      std::vector<layout::ContiguousRun> runs = share.runs;
-      layout::Index at = 0;
-      for (layout::ContiguousRun& run : runs) {
-        run.local = at;
-        at += run.count;
-      }
-      hashes[part_.order[i]] =
-          layout::tensor_hash(runs, {image + part_.header.data_begin() + info.begin, info.bytes()}, element);
+      data.emplace_back(image + part_.header.data_begin() + info.begin, info.bytes());
     } else {
-      const at::Tensor host = state_.at(info.name).tensor.cpu();
-      hashes[part_.order[i]] = layout::tensor_hash(
-          share.runs, {static_cast<const std::byte*>(host.const_data_ptr()), host.nbytes()}, element);
+      data.emplace_back(static_cast<const std::byte*>(hosts[i].const_data_ptr()), hosts[i].nbytes());
     }
   }
-  return hashes;
+  return {plan_.ranks[static_cast<std::size_t>(group_.rank())], part_, std::move(data),
+          image != nullptr ? PartHash::Lie::kInFile : PartHash::Lie::kInTensor};
 }
 
 /// [rank][share] to whole tensors: each element was counted once.
@@ -155,6 +146,7 @@ std::vector<nn::HashShare> Saver::add_up(const std::vector<std::vector<std::uint
 void Saver::write_part_of(Job& job) {
   const auto begin = Clock::now();
   try {
+    if (options_.background) lower_priority();
     std::vector<at::Tensor> hosts;
     auto list = pieces(hosts);
     const std::byte* image = nullptr;
@@ -171,18 +163,19 @@ void Saver::write_part_of(Job& job) {
       list = {{image, part_.header.file_bytes()}};
       job.outcome.copy_s = seconds_since(begin);
       job.set(&Job::copied);
-      lower_priority();
     }
     const auto writing = Clock::now();
     if (options_.on_phase) options_.on_phase(SavePhase::kWrite, job.request.step);
-    // Beside writing, which mostly waits for the disk.
-    std::future<std::vector<std::uint64_t>> hashes;
-    if (options_.hash) hashes = std::async(std::launch::async, [&] { return hash_mine(image); });
+    PartHash hash = hash_of_part(image, hosts);
     if (!part_.order.empty()) {
+      // A thread that writes waits for the disk most of the time: twice as many keep it busy.
+      formats::PartOptions writing_options{.threads = 2 * options_.threads, .before_write = options_.before_write};
+      if (options_.hash)
+        writing_options.summed = [&](std::uint64_t from, std::uint64_t until) { hash.add(from, until); };
       job.checks = formats::write_part(formats::unfinished(job.path) / formats::part_name(group_.rank(), group_.size()),
-                                       list, {.threads = options_.threads, .before_write = options_.before_write});
+                                       list, writing_options);
     }
-    if (hashes.valid()) job.hashes = hashes.get();
+    if (options_.hash) job.hashes = hash.hashes();
     job.outcome.write_s = seconds_since(writing);
     if (options_.on_phase) options_.on_phase(SavePhase::kWritten, job.request.step);
   } catch (...) {
@@ -359,7 +352,15 @@ std::optional<SaveOutcome> Saver::save(const SaveRequest& request) {
 }
 
 std::vector<nn::HashShare> Saver::hashes() {
-  const auto texts = all_texts(nlohmann::json(hash_mine(nullptr)).dump(), group_);
+  // One tensor after the other: of those on a device, one copy at a time.
+  std::vector<std::uint64_t> mine;
+  for (const SaveShare& share : plan_.ranks[static_cast<std::size_t>(group_.rank())]) {
+    const at::Tensor host = state_.at(plan_.tensors[share.tensor].name).tensor.cpu();
+    mine.push_back(layout::tensor_hash(share.runs,
+                                       {static_cast<const std::byte*>(host.const_data_ptr()), host.nbytes()},
+                                       static_cast<std::size_t>(host.element_size())));
+  }
+  const auto texts = all_texts(nlohmann::json(mine).dump(), group_);
   if (group_.rank() != 0) return {};
   std::vector<std::vector<std::uint64_t>> shares;
   for (const std::string& text : texts) shares.push_back(nlohmann::json::parse(text).get<std::vector<std::uint64_t>>());

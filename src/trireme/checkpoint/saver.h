@@ -6,10 +6,11 @@
 //   if (all ranks have written()) saver.collect();     on all ranks together
 //   if (auto outcome = saver.outcome()) tell(*outcome);
 //
-// The state does not change during forward and backward, so it is copied then, by threads of this rank; wait_copied()
-// helps them. One of them writes the copy to the disk while training goes on. When every rank has its part on the disk,
-// rank 0 writes the manifest and renames the folder, again on a thread. One save is under way at a time: begin() waits
-// for the one before, which is how a slow disk slows the run down instead of filling its memory.
+// The state does not change during forward and backward, so it is copied then, by threads of this rank that stand back
+// behind those that compute; wait_copied() copies what is left. They write the copy to the disk while training goes on.
+// When every rank has its part on the disk, rank 0 writes the manifest and renames the folder, again on a thread. One
+// save is under way at a time: begin() waits for the one before, which is how a slow disk slows the run down instead of
+// filling its memory.
 // Depends on: base, comm, formats, layout, nn.
 #pragma once
 
@@ -27,6 +28,7 @@
 #include <vector>
 
 #include "trireme/base/queue_meter.h"
+#include "trireme/checkpoint/part_hash.h"
 #include "trireme/checkpoint/save_plan.h"
 #include "trireme/checkpoint/store.h"
 #include "trireme/comm/group.h"
@@ -40,7 +42,7 @@ enum class SavePhase : std::uint8_t { kCopy, kWrite, kWritten, kPublish, kPublis
 
 struct SaverOptions {
   bool background = true;  ///< false: begin() returns when this rank's part is on the disk, and nothing is copied
-  int threads = 2;         ///< that copy and write
+  int threads = 2;         ///< that copy; twice as many write
   bool hash = true;        ///< the whole state's hash into the manifest
   /// Called by whichever thread gets there.
   std::function<void(SavePhase phase, std::int64_t step)> on_phase = {};
@@ -94,7 +96,7 @@ class Saver {
  private:
   struct Job;
   void write_part_of(Job& job);
-  std::vector<std::uint64_t> hash_mine(const std::byte* image) const;
+  PartHash hash_of_part(const std::byte* image, const std::vector<at::Tensor>& hosts) const;
   std::vector<nn::HashShare> add_up(const std::vector<std::vector<std::uint64_t>>& shares) const;
   void publish_job(Job& job);
   void take_published(bool wait);

@@ -21,6 +21,8 @@ struct GroupShape {
 
 /// Bytes as in collectives.h.
 double group_seconds(const Hardware& hardware, Collective op, const GroupShape& group, double bytes);
+/// The least by the data sheets: what must cross each kind of link, at its whole bandwidth and without latency.
+double least_group_seconds(const Hardware& hardware, Collective op, const GroupShape& group, double bytes);
 /// One message between two devices, of one node or of two.
 double message_seconds(const Hardware& hardware, double bytes, bool across_nodes);
 

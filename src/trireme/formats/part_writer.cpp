@@ -98,22 +98,28 @@ class Pieces {
   }
   std::uint64_t bytes() const { return begins_.back(); }
 
-  /// The bytes [begin, end) where they are, if that can be written from; otherwise copied into `buffer`.
-  const std::byte* take(std::uint64_t begin, std::uint64_t end, bool aligned, std::byte* buffer) const {
-    auto i = static_cast<std::size_t>(std::ranges::upper_bound(begins_, begin) - begins_.begin()) - 1;
-    if (end <= begins_[i + 1]) {
-      const std::byte* from = pieces_[i].from + (begin - begins_[i]);
-      if (!aligned || (reinterpret_cast<std::uintptr_t>(from) % kPage == 0 && (end - begin) % kPage == 0)) return from;
-    }
+  /// The bytes [begin, end) where they are, if a file can be written from there; otherwise null.
+  const std::byte* in_place(std::uint64_t begin, std::uint64_t end, bool aligned) const {
+    const std::size_t i = piece_at(begin);
+    if (end > begins_[i + 1]) return nullptr;
+    const std::byte* from = pieces_[i].from + (begin - begins_[i]);
+    return !aligned || (reinterpret_cast<std::uintptr_t>(from) % kPage == 0 && (end - begin) % kPage == 0) ? from
+                                                                                                           : nullptr;
+  }
+  void copy(std::uint64_t begin, std::uint64_t end, std::byte* to) const {
+    std::size_t i = piece_at(begin);
     for (std::uint64_t at = begin; at < end; ++i) {
       const std::uint64_t until = std::min(end, begins_[i + 1]);
-      if (until > at) std::memcpy(buffer + (at - begin), pieces_[i].from + (at - begins_[i]), until - at);
+      if (until > at) std::memcpy(to + (at - begin), pieces_[i].from + (at - begins_[i]), until - at);
       at = until;
     }
-    return buffer;
   }
 
  private:
+  std::size_t piece_at(std::uint64_t begin) const {
+    return static_cast<std::size_t>(std::ranges::upper_bound(begins_, begin) - begins_.begin()) - 1;
+  }
+
   std::span<const PieceOfMemory> pieces_;
   std::vector<std::uint64_t> begins_;
 };
@@ -169,10 +175,14 @@ std::vector<Checked> write_part(const std::filesystem::path& path, std::span<con
       for (std::uint64_t chunk; !failed.load(std::memory_order_relaxed) && (chunk = next.fetch_add(1)) < chunks;) {
         const std::uint64_t begin = chunk * kChunk, end = std::min(begin + kChunk, bytes);
         if (buffer.size() == 0) buffer = AlignedMemory(std::min(kChunk, round_up(bytes, kPage)));
-        const std::byte* data = source.take(begin, end, file.direct(), buffer.data());
+        const std::byte* in_place = source.in_place(begin, end, file.direct());
+        const std::byte* data = in_place != nullptr ? in_place : buffer.data();
+        // All that is done with a block is done while it is in this core's cache.
         for (std::uint64_t block = begin / kCheckedBlock; block * kCheckedBlock < end; ++block) {
           Checked& check = checks[block];
+          if (in_place == nullptr) source.copy(check.begin, check.end, buffer.data() + (check.begin - begin));
           check.sum = checksum(std::span(data + (check.begin - begin), check.end - check.begin));
+          if (options.summed) options.summed(check.begin, check.end);
         }
         if (options.before_write) options.before_write(begin, end);
         file.write(begin, data, end - begin);

@@ -28,6 +28,8 @@ void append_piece(std::vector<PieceOfMemory>& pieces, const PieceOfMemory& piece
 struct PartOptions {
   int threads = 2;
   bool direct = true;  ///< past the page cache, where possible
+  /// Called by any of the threads with the bytes of a block that it has just summed and so has in its cache.
+  std::function<void(std::uint64_t begin, std::uint64_t end)> summed = {};
   /// Called by any of the threads with the bytes of a chunk before they are written: to inject faults, by throwing.
   std::function<void(std::uint64_t begin, std::uint64_t end)> before_write = {};
 };

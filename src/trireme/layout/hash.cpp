@@ -43,14 +43,21 @@ template <typename Word>
 }
 
 #if defined(__x86_64__)
+// The room is compiled at -O2, where GCC leaves such loops scalar: four times slower.
+#if defined(__GNUC__) && !defined(__clang__) && !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
+#define TRIREME_VECTORIZED gnu::optimize("O3")
+#else
+#define TRIREME_VECTORIZED
+#endif
 // The same source for wider vectors. Whole numbers: the sums agree in every bit.
 template <typename Word>
-[[gnu::target("avx2")]] std::uint64_t hash_v3(std::span<const ContiguousRun> runs, const std::byte* data) {
+[[gnu::target("avx2"), TRIREME_VECTORIZED]] std::uint64_t hash_v3(std::span<const ContiguousRun> runs,
+                                                                  const std::byte* data) {
   return hash_of_runs<Word>(runs, data);
 }
 // AVX-512 DQ brings the 64-bit multiplication that AVX2 has to put together from halves.
 template <typename Word>
-[[gnu::target("avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512")]] std::uint64_t hash_v4(
+[[gnu::target("avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512"), TRIREME_VECTORIZED]] std::uint64_t hash_v4(
     std::span<const ContiguousRun> runs, const std::byte* data) {
   return hash_of_runs<Word>(runs, data);
 }

@@ -1,8 +1,11 @@
 #include "trireme/plan/layer_time.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "trireme/cost/group_time.h"
@@ -14,6 +17,8 @@ namespace {
 
 using cost::GemmShape;
 using cost::Hardware;
+
+constexpr const char *kDispatch = "ep all-to-all, dispatch", *kCombine = "ep all-to-all, combine";
 
 /// Sizes of one layer as a rank sees it.
 struct Sizes {
@@ -101,16 +106,24 @@ std::vector<Repeated> gemms(const Job& job, const ParallelConfig& config, const 
 /// Weight gradients are added to sums in fp32: read and written once for each micro-batch.
 constexpr double kAccumulateBytes = 8;
 
+double forward_seconds(const Hardware& hardware, const Job& job, const GemmShape& gemm) {
+  return cost::matmul_seconds(hardware, job.arithmetic(), gemm);
+}
+double grad_input_seconds(const Hardware& hardware, const Job& job, const GemmShape& gemm) {
+  return cost::matmul_seconds(hardware, job.arithmetic(), {gemm.rows, gemm.inner, gemm.columns});
+}
+double grad_weight_seconds(const Hardware& hardware, const Job& job, const GemmShape& gemm) {
+  return cost::matmul_seconds(hardware, job.arithmetic(), {gemm.inner, gemm.columns, gemm.rows}) +
+         cost::stream_seconds(hardware, kAccumulateBytes * gemm.inner * gemm.columns, 0);
+}
+
 void add_products(const Hardware& hardware, const Job& job, const ParallelConfig& config, const Sizes& sizes,
                   PassTimes& times) {
   for (const auto& [name, gemm, repeats] : gemms(job, config, sizes)) {
-    const double forward = cost::matmul_seconds(hardware, job.arithmetic(), gemm);
-    const double inputs = cost::matmul_seconds(hardware, job.arithmetic(), {gemm.rows, gemm.inner, gemm.columns});
-    const double weights = cost::matmul_seconds(hardware, job.arithmetic(), {gemm.inner, gemm.columns, gemm.rows}) +
-                           cost::stream_seconds(hardware, kAccumulateBytes * gemm.inner * gemm.columns, 0);
+    const double forward = forward_seconds(hardware, job, gemm), weights = grad_weight_seconds(hardware, job, gemm);
     times.forward.matmul += repeats * forward;
     if (std::string_view(name).starts_with("expert ")) times.experts += repeats * forward;
-    times.backward.matmul += repeats * (inputs + weights);
+    times.backward.matmul += repeats * (grad_input_seconds(hardware, job, gemm) + weights);
     times.backward_weight += repeats * weights;
   }
 }
@@ -192,10 +205,22 @@ double crossings_share(const spec::Experts& experts, int ep) {
   return distinct / choices;
 }
 
+/// A collective that runs by itself; `hidden`: the share of it that runs behind computing.
+CollectiveTime collective(const Hardware& hardware, std::string name, double times, cost::Collective op,
+                          const cost::GroupShape& group, double bytes, double hidden) {
+  const double seconds = cost::group_seconds(hardware, op, group, bytes);
+  return {.name = std::move(name),
+          .times = times,
+          .bytes = cost::wire_bytes(op, group.ranks, bytes),
+          .least = cost::least_group_seconds(hardware, op, group, bytes),
+          .seconds = seconds,
+          .exposed = (1 - hidden) * seconds};
+}
+
 /// Tokens to their experts and back, forward and backward alike. Where GEMMs are in eight bits, or dispatch is, tokens
 /// go out in eight and come back in sixteen (DeepSeek-V3, section 3.3.3).
 void add_dispatch(const Hardware& hardware, const Job& job, const ParallelConfig& config, const Sizes& sizes,
-                  PassTimes& times) {
+                  std::vector<CollectiveTime>& out) {
   const spec::LayoutConfig& layout = config.layout;
   if (layout.ep == 1 || sizes.mixed == 0) return;
   const int per_node = hardware.cluster.gpus_per_node;
@@ -206,34 +231,45 @@ void add_dispatch(const Hardware& hardware, const Job& job, const ParallelConfig
   const spec::Experts& experts = job.shape.experts;
   const bool eight =
       job.arithmetic() == cost::Arithmetic::kFp8 || experts.dispatch_precision == spec::DispatchPrecision::kFp8;
-  const double out = (eight ? 1 : 2) * crossings_share(experts, layout.ep),
+  const double going = (eight ? 1 : 2) * crossings_share(experts, layout.ep),
                values = sizes.routed * sizes.hidden_size / sizes.expert_tp;
-  const double both = cost::group_seconds(hardware, cost::Collective::kAllToAll, group, out * values) +
-                      cost::group_seconds(hardware, cost::Collective::kAllToAll, group, 2 * values);
-  const double exposed = sizes.mixed * (1 - hardware.device.efficiency.overlap) * both;
-  times.forward.communication += exposed;
-  times.backward.communication += exposed;
-  times.dispatch += exposed;
+  const double hidden = hardware.device.efficiency.overlap;
+  for (const auto& [name, bytes] : {std::pair{kDispatch, going * values}, {kCombine, 2 * values}})
+    out.push_back(collective(hardware, name, sizes.mixed, cost::Collective::kAllToAll, group, bytes, hidden));
 }
 
 /// Two all-reduces each way (Megatron); with sequence parallelism each is a reduce-scatter and an all-gather of the
 /// same bytes, which can run beside the GEMMs they feed.
 void add_tensor_parallel(const Hardware& hardware, const spec::LayoutConfig& layout, const Sizes& sizes,
-                         PassTimes& times) {
+                         std::vector<CollectiveTime>& out) {
   if (layout.tp == 1) return;
-  const double one =
-      cost::group_seconds(hardware, cost::Collective::kAllReduce,
-                          {.ranks = layout.tp, .per_node = std::min(layout.tp, hardware.cluster.gpus_per_node)},
-                          sizes.bytes * sizes.tokens * sizes.hidden_size);
-  const double exposed = 2 * one * (layout.sequence_parallel ? 1 - hardware.device.efficiency.overlap : 1);
-  times.forward.communication += exposed;
-  times.backward.communication += exposed;
+  out.push_back(collective(hardware, layout.sequence_parallel ? "tp reduce-scatter, all-gather" : "tp all-reduce", 2,
+                           cost::Collective::kAllReduce,
+                           {.ranks = layout.tp, .per_node = std::min(layout.tp, hardware.cluster.gpus_per_node)},
+                           sizes.bytes * sizes.tokens * sizes.hidden_size,
+                           layout.sequence_parallel ? hardware.device.efficiency.overlap : 0));
+}
+
+/// A ring of blocks behind attention, which takes `attention` seconds.
+CollectiveTime ring(const Hardware& hardware, const ParallelConfig& config, int ranks, std::vector<double> blocks,
+                    double attention) {
+  const bool across = std::int64_t{config.layout.tp} * config.layout.cp > hardware.cluster.gpus_per_node;
+  CollectiveTime out{.name = "cp ring"};
+  for (const double bytes : blocks) {
+    out.bytes += (ranks - 1) * bytes;
+    out.seconds += (ranks - 1) * cost::message_seconds(hardware, bytes, across);
+  }
+  out.least = out.bytes / (across ? hardware.network_bandwidth() : hardware.link_bandwidth());
+  // A block is on its way while attention computes with the one before.
+  out.exposed = std::max((1 - hardware.device.efficiency.overlap) * out.seconds, out.seconds - attention) +
+                (ranks - 1) * hardware.device.efficiency.kernel_seconds;
+  return out;
 }
 
 /// How a sequence that is sharded sees all of its keys and values: all-gather (Llama 3), a ring of blocks behind
 /// attention (Liu et al. 2023), all-to-alls between heads and tokens (ulysses), or ulysses inside one of the others.
-void add_context_parallel(const Hardware& hardware, const ParallelConfig& config, const Sizes& sizes,
-                          PassTimes& times) {
+void add_context_parallel(const Hardware& hardware, const ParallelConfig& config, const Sizes& sizes, Pass pass,
+                          double attention, std::vector<CollectiveTime>& out) {
   const spec::LayoutConfig& layout = config.layout;
   if (layout.cp == 1) return;
   const double overlap = hardware.device.efficiency.overlap;
@@ -246,12 +282,9 @@ void add_context_parallel(const Hardware& hardware, const ParallelConfig& config
                                  .per_node = std::min(per_node, inner),
                                  .groups = config.ranks() / inner,
                                  .extent = static_cast<double>(layout.tp) * inner};
-    const auto trade = [&](double width) {
-      return cost::group_seconds(hardware, cost::Collective::kAllToAll, group, sizes.bytes * sizes.tokens * width);
-    };
-    const double both = 2 * trade(sizes.queries) + 2 * trade(std::max(sizes.keys, sizes.keys / sizes.kv_heads * inner));
-    times.forward.communication += both;
-    times.backward.communication += both;
+    for (const double width : {sizes.queries, std::max(sizes.keys, sizes.keys / sizes.kv_heads * inner)})
+      out.push_back(collective(hardware, "cp all-to-all", 2, cost::Collective::kAllToAll, group,
+                               sizes.bytes * sizes.tokens * width, 0));
   }
   if (outer == 1) return;
   const cost::GroupShape group{.ranks = outer,
@@ -260,23 +293,38 @@ void add_context_parallel(const Hardware& hardware, const ParallelConfig& config
                                .extent = static_cast<double>(layout.tp) * layout.cp};
   const double block = 2 * sizes.bytes * sizes.tokens * sizes.keys;  // keys and values of one rank
   if (layout.cp_kind == spec::ContextKind::kRing) {
-    const bool across = std::int64_t{layout.tp} * layout.cp > hardware.cluster.gpus_per_node;
-    const auto turn = [&](double bytes) { return (outer - 1) * cost::message_seconds(hardware, bytes, across); };
-    // A block is on its way while attention computes with the one before.
-    const auto exposed = [&](double moving, double computing) {
-      return std::max((1 - overlap) * moving, moving - computing) +
-             (outer - 1) * hardware.device.efficiency.kernel_seconds;
-    };
-    times.forward.communication += exposed(turn(block), times.forward.attention);
+    std::vector<double> blocks{block};
     // Blocks once more, and the gradients of keys and values beside them in fp32.
-    times.backward.communication += exposed(turn(block) + turn(block / sizes.bytes * 4), times.backward.attention);
+    if (pass == Pass::kBackward) blocks.push_back(block / sizes.bytes * 4);
+    out.push_back(ring(hardware, config, outer, std::move(blocks), attention));
     return;
   }
   const double bytes = block * outer;
-  const double gather = cost::group_seconds(hardware, cost::Collective::kAllGather, group, bytes);
-  times.forward.communication += (1 - overlap) * gather;
-  times.backward.communication +=
-      (1 - overlap) * (gather + cost::group_seconds(hardware, cost::Collective::kReduceScatter, group, bytes));
+  out.push_back(collective(hardware, "cp all-gather", 1, cost::Collective::kAllGather, group, bytes, overlap));
+  if (pass == Pass::kBackward)
+    out.push_back(
+        collective(hardware, "cp reduce-scatter", 1, cost::Collective::kReduceScatter, group, bytes, overlap));
+}
+
+/// Of one layer, whose attention takes as long as it is given.
+std::vector<CollectiveTime> collectives(const Hardware& hardware, const Job& job, const ParallelConfig& config,
+                                        const Sizes& sizes, Pass pass, double attention) {
+  std::vector<CollectiveTime> out;
+  add_tensor_parallel(hardware, config.layout, sizes, out);
+  add_context_parallel(hardware, config, sizes, pass, attention, out);
+  add_dispatch(hardware, job, config, sizes, out);
+  return out;
+}
+
+/// The gradient of the head's input, summed over ranks.
+std::vector<CollectiveTime> head_collectives(const Hardware& hardware, const Job& job, const ParallelConfig& config,
+                                             const Sizes& sizes, Pass pass) {
+  const spec::LayoutConfig& layout = config.layout;
+  if (layout.tp == 1 || pass == Pass::kForward) return {};
+  return {collective(hardware, "head, tp all-reduce", 1.0 / layers_of(job.shape), cost::Collective::kAllReduce,
+                     {.ranks = layout.tp, .per_node = std::min(layout.tp, hardware.cluster.gpus_per_node)},
+                     sizes.bytes * sizes.tokens * sizes.hidden_size,
+                     layout.sequence_parallel ? hardware.device.efficiency.overlap : 0)};
 }
 
 /// One pass through the head and its loss.
@@ -295,14 +343,8 @@ PassTimes logits_times(const Hardware& hardware, const Job& job, const ParallelC
   const double logits = sizes.tokens * vocabulary;
   times.forward.streaming = cost::stream_seconds(hardware, 16 * logits, 4);
   times.backward.streaming = cost::stream_seconds(hardware, 8 * logits, 2);
-  if (const spec::LayoutConfig& layout = config.layout; layout.tp > 1) {
-    const double overlap = layout.sequence_parallel ? hardware.device.efficiency.overlap : 0;
-    times.backward.communication =
-        (1 - overlap) *
-        cost::group_seconds(hardware, cost::Collective::kAllReduce,
-                            {.ranks = layout.tp, .per_node = std::min(layout.tp, hardware.cluster.gpus_per_node)},
-                            sizes.bytes * sizes.tokens * sizes.hidden_size);
-  }
+  for (const CollectiveTime& one : head_collectives(hardware, job, config, sizes, Pass::kBackward))
+    times.backward.communication += one.exposed;
   return times;
 }
 
@@ -324,40 +366,76 @@ PassTimes layer_times(const Hardware& hardware, const Job& job, const ParallelCo
   add_products(hardware, job, config, sizes, times);
   add_attention(hardware, job, sizes, times);
   add_streaming(hardware, job, sizes, times);
-  add_tensor_parallel(hardware, config.layout, sizes, times);
-  add_context_parallel(hardware, config, sizes, times);
-  add_dispatch(hardware, job, config, sizes, times);
+  for (const Pass pass : {Pass::kForward, Pass::kBackward}) {
+    Parts& parts = pass == Pass::kForward ? times.forward : times.backward;
+    for (const CollectiveTime& one : collectives(hardware, job, config, sizes, pass, parts.attention)) {
+      parts.communication += one.times * one.exposed;
+      if (pass == Pass::kForward && (one.name == kDispatch || one.name == kCombine))
+        times.dispatch += one.times * one.exposed;
+    }
+  }
   times.recompute = recomputed_forwards(job, config) * times.forward;
   if (config.recompute == spec::RecomputeKind::kSelective && job.attention == AttentionKind::kUnfused)
     times.recompute.attention = times.forward.attention;
   return times;
 }
 
-std::vector<OperatorTime> forward_operators(const Hardware& hardware, const Job& job, const ParallelConfig& config) {
+std::vector<OperatorTime> layer_operators(const Hardware& hardware, const Job& job, const ParallelConfig& config,
+                                          Pass pass) {
   const Sizes sizes(job, config);
+  const bool forward = pass == Pass::kForward;
   std::vector<OperatorTime> out;
   const double width = cost::bytes_of(job.arithmetic());
-  for (const auto& [name, gemm, repeats] : gemms(job, config, sizes))
+  for (const auto& [name, gemm, repeats] : gemms(job, config, sizes)) {
+    const double bytes = width * gemm.elements();
+    if (forward) {
+      out.push_back({name, repeats, gemm.flops(), bytes, forward_seconds(hardware, job, gemm)});
+      continue;
+    }
     out.push_back(
-        {name, repeats, gemm.flops(), width * gemm.elements(), cost::matmul_seconds(hardware, job.arithmetic(), gemm)});
+        {fmt::format("{}, grad_input", name), repeats, gemm.flops(), bytes, grad_input_seconds(hardware, job, gemm)});
+    out.push_back({fmt::format("{}, grad_weight", name), repeats, gemm.flops(),
+                   bytes + kAccumulateBytes * gemm.inner * gemm.columns, grad_weight_seconds(hardware, job, gemm)});
+  }
   PassTimes attention, streaming;
   add_attention(hardware, job, sizes, attention);
   add_streaming(hardware, job, sizes, streaming);
-  const double share = job.attention == AttentionKind::kFlash ? computed_share(job) : 1;
-  const double flops = 4 * sizes.tokens * static_cast<double>(job.seq_len) * sizes.scores * share;
-  // Fused attention reads queries, keys and values and writes its output; unfused also moves the scores.
-  double bytes = 2 * sizes.tokens * (2 * sizes.queries + 2 * sizes.keys);
-  if (job.attention == AttentionKind::kUnfused)
-    bytes +=
-        8 * sizes.tokens * static_cast<double>(job.seq_len) * sizes.queries / static_cast<double>(job.shape.head_dim);
-  out.push_back({"attention", 1, flops, bytes, attention.forward.attention});
-  const double seconds = streaming.forward.streaming;
+  const bool fused = job.attention == AttentionKind::kFlash;
+  const double pairs = 4 * sizes.tokens * static_cast<double>(job.seq_len) * sizes.scores;
+  // Fused attention computes the pairs that the mask leaves, backward five GEMMs of them where forward has two.
+  const double flops = fused ? (forward ? 1 : 2.5) * computed_share(job) * pairs : (forward ? 1 : 2) * pairs;
+  // It reads queries, keys and values and writes its output; backward reads these and the output's gradient and writes
+  // three. Unfused also moves the scores.
+  double bytes = (forward ? 1 : 2) * 2 * sizes.tokens * (2 * sizes.queries + 2 * sizes.keys);
+  if (!fused)
+    bytes += (forward ? 8 : 16) * sizes.tokens * static_cast<double>(job.seq_len) * sizes.queries /
+             static_cast<double>(job.shape.head_dim);
+  out.push_back({"attention", 1, flops, bytes, forward ? attention.forward.attention : attention.backward.attention});
+  const double seconds = forward ? streaming.forward.streaming : streaming.backward.streaming;
   // A few operations for each number that is read or written: far left of every ridge.
   const double moved = seconds * hardware.memory_bandwidth() * hardware.device.efficiency.memory;
   out.push_back({"norms, activations, residuals", 1, moved / 2, moved, seconds});
   const PassTimes head = logits_times(hardware, job, config);
-  const GemmShape logits{sizes.tokens, static_cast<double>(job.shape.vocab_size) / config.layout.tp, sizes.hidden_size};
-  out.push_back({"head", 1.0 / layers_of(job.shape), logits.flops(), 2 * logits.elements(), head.forward.matmul});
+  const double columns = static_cast<double>(job.shape.vocab_size) / config.layout.tp;
+  const GemmShape logits{sizes.tokens, columns, sizes.hidden_size};
+  const double head_bytes = 2 * logits.elements();
+  if (forward) {
+    out.push_back({"head", 1.0 / layers_of(job.shape), logits.flops(), head_bytes, head.forward.matmul});
+  } else {
+    out.push_back({"head", 1.0 / layers_of(job.shape), 2 * logits.flops(),
+                   2 * head_bytes + kAccumulateBytes * columns * sizes.hidden_size, head.backward.matmul});
+  }
+  return out;
+}
+
+std::vector<CollectiveTime> layer_collectives(const Hardware& hardware, const Job& job, const ParallelConfig& config,
+                                              Pass pass) {
+  const Sizes sizes(job, config);
+  PassTimes attention;
+  add_attention(hardware, job, sizes, attention);
+  const Parts& parts = pass == Pass::kForward ? attention.forward : attention.backward;
+  std::vector<CollectiveTime> out = collectives(hardware, job, config, sizes, pass, parts.attention);
+  for (CollectiveTime& one : head_collectives(hardware, job, config, sizes, pass)) out.push_back(std::move(one));
   return out;
 }
 

@@ -6,6 +6,7 @@
 // Depends on: activations, cost, job.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -31,7 +32,9 @@ struct PassTimes {
   Parts all() const { return forward + backward + recompute; }
 };
 
-/// One operator of a layer's forward pass, or several alike.
+enum class Pass : std::uint8_t { kForward, kBackward };
+
+/// One operator of a layer's pass, or several alike.
 struct OperatorTime {
   std::string name;
   double times = 1;             ///< how many a layer has in the mean
@@ -39,9 +42,22 @@ struct OperatorTime {
   double seconds = 0;           ///< of one, as predicted
   double intensity() const { return bytes > 0 ? flops / bytes : 0; }
 };
-/// Those of a layer, and the head.
-std::vector<OperatorTime> forward_operators(const cost::Hardware& hardware, const Job& job,
-                                            const ParallelConfig& config);
+/// Those of a layer, and the head. Backward has two GEMMs for each of forward: grad_input and grad_weight.
+std::vector<OperatorTime> layer_operators(const cost::Hardware& hardware, const Job& job, const ParallelConfig& config,
+                                          Pass pass);
+
+/// One collective of a layer's pass, or several alike.
+struct CollectiveTime {
+  std::string name;
+  double times = 1;    ///< how many a layer has in the mean
+  double bytes = 0;    ///< that a rank sends, of one
+  double least = 0;    ///< seconds of one by the links' data sheets
+  double seconds = 0;  ///< of one by itself, as predicted
+  double exposed = 0;  ///< of these, what computing does not hide
+};
+/// Those of a layer, and the head's.
+std::vector<CollectiveTime> layer_collectives(const cost::Hardware& hardware, const Job& job,
+                                              const ParallelConfig& config, Pass pass);
 
 /// One layer.
 PassTimes layer_times(const cost::Hardware& hardware, const Job& job, const ParallelConfig& config);

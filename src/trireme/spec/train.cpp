@@ -168,7 +168,9 @@ void describe(config::Section<CheckpointConfig>& section) {
       "background", &CheckpointConfig::background,
       "asynchronous checkpointing: snapshot the state during forward and backward and write it while training "
       "goes on; takes memory for a second state");
-  section.field("threads", &CheckpointConfig::threads, "threads of each rank that copy, write and read checkpoints")
+  section
+      .field("threads", &CheckpointConfig::threads,
+             "threads of each rank that copy and read checkpoints; twice as many write")
       .range(1, 256);
   section
       .field("grace", &CheckpointConfig::grace,
