@@ -101,8 +101,8 @@ std::vector<Repeated> gemms(const Job& job, const ParallelConfig& config, const 
 /// Weight gradients are added to sums in fp32: read and written once for each micro-batch.
 constexpr double kAccumulateBytes = 8;
 
-void add_products(const Hardware& hardware, const Job& job, const ParallelConfig& config, const Sizes& sizes,
-                  PassTimes& times) {
+void add_gemms(const Hardware& hardware, const Job& job, const ParallelConfig& config, const Sizes& sizes,
+               PassTimes& times) {
   for (const auto& [name, gemm, repeats] : gemms(job, config, sizes)) {
     const double forward = cost::matmul_seconds(hardware, job.arithmetic(), gemm);
     const double inputs = cost::matmul_seconds(hardware, job.arithmetic(), {gemm.rows, gemm.inner, gemm.columns});
@@ -321,7 +321,7 @@ Parts operator*(double factor, const Parts& parts) {
 PassTimes layer_times(const Hardware& hardware, const Job& job, const ParallelConfig& config) {
   const Sizes sizes(job, config);
   PassTimes times;
-  add_products(hardware, job, config, sizes, times);
+  add_gemms(hardware, job, config, sizes, times);
   add_attention(hardware, job, sizes, times);
   add_streaming(hardware, job, sizes, times);
   add_tensor_parallel(hardware, config.layout, sizes, times);
