@@ -68,8 +68,9 @@ docs: build  ## docs/recipe.md, commands.md and combinations.md, from what the p
 	@build/release/trireme docs >docs/commands.md
 	@build/release/trireme recipe rules --markdown >docs/combinations.md
 
-format:  ## let clang-format decide
+format:  ## let clang-format decide, and wrap paragraphs of the documents at 120 columns
 	@clang-format-14 -i $(sources)
+	@scripts/wrap-prose $(filter-out docs/recipe.md docs/commands.md docs/combinations.md,$(wildcard *.md docs/*.md docs/decisions/*.md src/trireme/*/README.md))
 
 check: setup  ## formatting and the layer rule, as CI checks them
 	@echo "check: formatting" && clang-format-14 --dry-run -Werror $(sources)

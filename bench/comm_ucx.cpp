@@ -7,10 +7,9 @@
 
 #include "bench/arguments.h"
 #include "bench/peer.h"
+#include "bench/ranks.h"
 #include "trireme/base/text.h"
 #include "trireme/base/units.h"
-#include "trireme/cli/start_ranks.h"
-#include "trireme/comm/launch.h"
 #include "trireme/cost/collectives.h"
 
 namespace {
@@ -99,12 +98,5 @@ int main(int count, char** arguments) {
   spec::Recipe recipe;
   recipe.comm.transport = spec::Transport::kUcx;
   recipe.comm.ranks_per_node = 1;
-  if (detect_launch().kind == Launch::Kind::kSingle) recipe.comm.ranks = ranks;
-  try {
-    cli::start_ranks(recipe, [&](Rank& rank) { run(rank, options); });
-  } catch (const Error& error) {
-    std::fputs(error.block().c_str(), stderr);
-    return 1;
-  }
-  return 0;
+  return bench::run_on_ranks(std::move(recipe), ranks, [&](Rank& rank) { run(rank, options); });
 }

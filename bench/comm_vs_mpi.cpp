@@ -16,10 +16,9 @@
 #include <thread>
 
 #include "bench/arguments.h"
+#include "bench/ranks.h"
 #include "trireme/base/text.h"
 #include "trireme/base/units.h"
-#include "trireme/cli/start_ranks.h"
-#include "trireme/comm/process.h"
 
 namespace {
 
@@ -311,12 +310,5 @@ int main(int count, char** arguments) {
   if (const std::optional<int> status = app.parse(count, arguments)) return *status;
   spec::Recipe recipe;
   recipe.comm.transport = spec::Transport::kMpi;
-  if (detect_launch().kind == Launch::Kind::kSingle) recipe.comm.ranks = ranks;
-  try {
-    cli::start_ranks(recipe, [&](Rank& rank) { run(rank, options); });
-  } catch (const Error& error) {
-    std::fputs(error.block().c_str(), stderr);
-    return 1;
-  }
-  return 0;
+  return bench::run_on_ranks(std::move(recipe), ranks, [&](Rank& rank) { run(rank, options); });
 }

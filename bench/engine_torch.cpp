@@ -1,6 +1,7 @@
 // bench/engine_torch.cpp -- steps of the inference engine: batch-invariant and not, beside what memory allows.
 //
-//   build/release/bench/engine_torch [--rounds 5] [--threads N] [--layers 12] [--hidden 768] [--precision fp32,bf16]
+//   build/release/bench/engine_torch [--rounds 5] [--threads N] [--num-layers 12] [--hidden-size 768] [--precision
+//   fp32,bf16]
 //
 // A model of GPT-2's shape with random weights. Per precision: prefill of 512 tokens of one prompt, and decode of one
 // and of 16 sequences after 128 tokens each. Every round runs the engine with ATen's GEMMs and tiled attention, then
@@ -54,8 +55,8 @@ int main(int count, char** words) {
   std::vector<std::string> precisions{"fp32", "bf16"};
   arguments.add_option("--rounds", rounds).show_default();
   arguments.add_option("--threads", threads, "0: all cores").show_default();
-  arguments.add_option("--layers", layers).show_default();
-  arguments.add_option("--hidden", hidden).show_default();
+  arguments.add_option("--num-layers", layers).show_default();
+  arguments.add_option("--hidden-size", hidden).show_default();
   arguments.add_option("--precision", precisions).delimiter(',');
   if (const auto status = arguments.parse(count, words)) return *status;
   if (threads > 0) at::set_num_threads(threads);

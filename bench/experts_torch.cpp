@@ -8,7 +8,6 @@
 // bf16 with fp32 masters and moments, bf16 gradients (--gradients fp32: those too), random tokens, CUDA graphs; biases
 // of routers move after every step. Whoever compares with another library runs it in the same call. --json keeps
 // samples.
-#include <ATen/ops/randint.h>
 #include <ATen/ops/randn.h>
 #include <fmt/format.h>
 
@@ -16,18 +15,18 @@
 #include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "bench/arguments.h"
 #include "bench/gpu_measure.h"
+#include "bench/random_step.h"
 #include "tests/nn/moe/moe_cases.h"
 #include "trireme/base/error.h"
 #include "trireme/base/text.h"
 #include "trireme/kernels/expert_ops.h"
-#include "trireme/models/model.h"
 #include "trireme/optim/update.h"
 #include "trireme/spec/model_shape.h"
 #include "trireme/train/engine/delayed_update.h"
-#include "trireme/train/engine/step_graph.h"
 
 namespace {
 
@@ -89,37 +88,18 @@ class Training {
     config.beta2 = 0.95;
     config.grad_clip_norm = 1;
     optimizer_ = optim::make_optimizer(config, model_->params);
-    const at::Tensor ids =
-        at::randint(model_->shape.vocab_size, {batch_, kSequence + 1}, at::TensorOptions(at::kLong)).to(gpu());
-    inputs_ = ids.narrow(1, 0, kSequence).contiguous(), targets_ = ids.narrow(1, 1, kSequence).contiguous();
+    tokens_.emplace(model_->shape.vocab_size, batch_, kSequence, gpu());
     samples_ = at::arange(batch_, at::kLong).to(gpu());
-    sequence_ = nn::plain_sequence(batch_, kSequence);
-    sequence_.positions = sequence_.positions.to(gpu());
-    sequence_.position_count = kSequence;
     if (!options.cuda_graphs) return;
     graph_ = std::make_unique<train::StepGraph>(*model_, train::StepGraph::Gradients{.added = [](nn::Param&) {}});
     late_ = std::make_unique<train::DelayedUpdate>(*optimizer_);
   }
 
   void step() {
-    nn::Context context;
-    context.training = true;
-    context.losses_later = true;
+    nn::Context context = tokens_->context();
     context.samples = samples_;
-    context.sequence = sequence_;
-    context.targets = targets_;
-    context.gradient_scale = 1.0 / static_cast<double>(batch_ * kSequence);
     context.sample_scale = 1.0 / static_cast<double>(batch_);
-    if (graph_) {
-      nn::zero_grad(model_->params);
-      train::StepGraph::Result result = graph_->run({inputs_}, context, {});
-      context.losses = std::move(result.losses);
-      context.flops = result.flops;
-    } else {
-      nn::Tape tape;
-      model_->forward({inputs_}, context, &tape);
-      model_->backward(context, tape);
-    }
+    bench::forward_backward(*model_, graph_.get(), tokens_->inputs, context);
     flops_ = context.flops;
     if (late_) {
       late_->start(context.losses, 1e-4);
@@ -153,8 +133,8 @@ class Training {
   std::unique_ptr<optim::Optimizer> optimizer_;
   std::unique_ptr<train::StepGraph> graph_;
   std::unique_ptr<train::DelayedUpdate> late_;
-  at::Tensor inputs_, targets_, samples_;
-  nn::Sequence sequence_;
+  std::optional<bench::RandomTokens> tokens_;
+  at::Tensor samples_;
   double loss_ = 0, flops_ = 0;
 };
 

@@ -251,7 +251,7 @@ void compare(const Size& size, const std::string& precision, const Options& opti
   Ours ours(size, kind, options.recompute, options.optimizer);
   for (int i = 0; i < 2; ++i) ours.step();
   const double memory_mb = status_mb("VmHWM") - start_mb;  // before the limit's own arrays
-  GemmPrecision products(size, nn::compute_type(kind));
+  GemmPrecision gemms(size, nn::compute_type(kind));
   Traffic traffic(ours.parameters(), kind == nn::Precision::kBf16);
   std::unique_ptr<Peer> eager, compiled;
   if (!options.python.empty()) {
@@ -260,11 +260,11 @@ void compare(const Size& size, const std::string& precision, const Options& opti
     eager->run(2);
     if (compiled) compiled->run(2);
   }
-  products.run(), traffic.run();
+  gemms.run(), traffic.run();
   Times mine, limit, theirs, theirs_compiled;
   for (int round = 0; round < options.rounds; ++round) {
     for (int i = 0; i < options.steps; ++i) mine.seconds.push_back(ours.step());
-    limit.seconds.push_back(products.run() + traffic.run());
+    limit.seconds.push_back(gemms.run() + traffic.run());
     const auto append = [&](Peer* peer, Times& times) {
       if (!peer) return;
       for (const double s : peer->run(options.steps)) times.seconds.push_back(s);
@@ -275,7 +275,7 @@ void compare(const Size& size, const std::string& precision, const Options& opti
   fmt::print("{}, {}, {} threads, {} parameters\n", size.text(), precision, options.threads, ours.parameters());
   TextTable table({{"side"}, {"tokens/s (quartiles)"}, {"GFLOP/s"}, {"ours is"}, {"memory MB"}});
   const auto row = [&](const std::string& name, const Times& times, double memory) {
-    table.add({name, cell(times, tokens), fmt::format("{:.0f}", products.flops() / times.median() / 1e9),
+    table.add({name, cell(times, tokens), fmt::format("{:.0f}", gemms.flops() / times.median() / 1e9),
                fmt::format("{:.2f}x", times.median() / mine.median()),
                memory > 0 ? fmt::format("{:.0f}", memory) : "-"});
   };

@@ -3,15 +3,15 @@
 //
 // GPT-2 124M in bf16 with fp32 master weights, without CUDA graphs; BATCH sequences of 1,024 tokens a step (64). Goal:
 // Muon's step at most 1.1 times AdamW's.
-#include <ATen/ops/randint.h>
 #include <fmt/format.h>
 
 #include <chrono>
 #include <cstdlib>
+#include <optional>
 
+#include "bench/random_step.h"
 #include "trireme/base/stopwatch.h"
 #include "trireme/device/cuda.h"
-#include "trireme/models/model.h"
 #include "trireme/optim/update.h"
 
 namespace trireme::bench {
@@ -22,7 +22,7 @@ constexpr std::int64_t kTokens = 1024;  // of a sequence
 
 class Training {
  public:
-  Training(spec::OptimizerKind kind, std::int64_t batch, at::Device device) : batch_(batch), device_(device) {
+  Training(spec::OptimizerKind kind, std::int64_t batch, at::Device device) : device_(device) {
     spec::ModelShape shape = spec::family_shape(spec::Family::kGpt2);  // 12 layers of 768
     shape.vocab_size = 50304;
     shape.dropout = shape.attention_dropout = 0;
@@ -33,12 +33,7 @@ class Training {
     config.weight_decay = 0.1;
     config.grad_clip_norm = 1;
     optimizer_ = optim::make_optimizer(config, model_->params);
-    const at::Tensor ids =
-        at::randint(shape.vocab_size, {batch, kTokens + 1}, at::TensorOptions(at::kLong)).to(device_);
-    inputs_ = ids.narrow(1, 0, kTokens).contiguous(), targets_ = ids.narrow(1, 1, kTokens).contiguous();
-    sequence_ = nn::plain_sequence(batch, kTokens);
-    sequence_.positions = sequence_.positions.to(device_);
-    sequence_.position_count = kTokens;
+    tokens_.emplace(shape.vocab_size, batch, kTokens, device_);
   }
 
   /// Seconds a step.
@@ -56,15 +51,8 @@ class Training {
 
  private:
   void step() {
-    nn::Context context;
-    context.training = true;
-    context.losses_later = true;
-    context.sequence = sequence_;
-    context.targets = targets_;
-    context.gradient_scale = 1.0 / static_cast<double>(batch_ * kTokens);
-    nn::Tape tape;
-    model_->forward({inputs_}, context, &tape);
-    model_->backward(context, tape);
+    nn::Context context = tokens_->context();
+    forward_backward(*model_, nullptr, tokens_->inputs, context);
     optim::update(*optimizer_, {.learning_rate = 1e-4});
     nn::settle(context.losses);
     loss_ = context.losses.at(0).sum / context.losses.at(0).count;
@@ -78,12 +66,10 @@ class Training {
     return seconds_since(begin) / times;
   }
 
-  std::int64_t batch_;
   at::Device device_;
   std::unique_ptr<models::Model> model_;
   std::unique_ptr<optim::Optimizer> optimizer_;
-  at::Tensor inputs_, targets_;
-  nn::Sequence sequence_;
+  std::optional<RandomTokens> tokens_;
   double loss_ = 0;
 };
 

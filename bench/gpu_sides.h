@@ -1,23 +1,22 @@
 // bench/gpu_sides.h -- the sides of bench/gpu_torch: the models it knows, our training step and PyTorch's.
 #pragma once
 
-#include <ATen/ops/randint.h>
 #include <fmt/format.h>
 
 #include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "bench/peer.h"
+#include "bench/random_step.h"
 #include "bench/times.h"
 #include "trireme/device/cuda.h"
-#include "trireme/models/model.h"
 #include "trireme/nn/fp8.h"
 #include "trireme/optim/update.h"
 #include "trireme/train/engine/delayed_update.h"
-#include "trireme/train/engine/step_graph.h"
 
 namespace trireme::bench {
 
@@ -86,33 +85,15 @@ class Ours {
     if (options.gemm == spec::GemmPrecision::kFp8Delayed) {
       scales_ = std::make_unique<nn::Fp8History>(model_->params, 16, 0, device_);
     }
-    ids_ = at::randint(s.vocab_size, {s.batch, s.seq_len + 1}, at::TensorOptions(at::kLong)).to(device_);
-    inputs_ = ids_.narrow(1, 0, s.seq_len).contiguous(), targets_ = ids_.narrow(1, 1, s.seq_len).contiguous();
-    sequence_ = nn::plain_sequence(s.batch, s.seq_len);
-    sequence_.positions = sequence_.positions.to(device_);
-    sequence_.position_count = s.seq_len;
+    tokens_.emplace(s.vocab_size, s.batch, s.seq_len, device_);
     if (!options.cuda_graphs) return;
     graph_ = std::make_unique<train::StepGraph>(*model_, train::StepGraph::Gradients{.added = [](nn::Param&) {}});
     if (optimizer_->is_capturable()) late_ = std::make_unique<train::DelayedUpdate>(*optimizer_);
   }
 
   void step() {
-    nn::Context context;
-    context.training = true;
-    context.losses_later = true;
-    context.sequence = sequence_;
-    context.targets = targets_;
-    context.gradient_scale = 1.0 / static_cast<double>(size_.batch * size_.seq_len);
-    if (graph_) {
-      nn::zero_grad(model_->params);
-      train::StepGraph::Result result = graph_->run({inputs_}, context, {});
-      context.losses = std::move(result.losses);
-      context.flops = result.flops;
-    } else {
-      nn::Tape tape;
-      model_->forward({inputs_}, context, &tape);
-      model_->backward(context, tape);
-    }
+    nn::Context context = tokens_->context();
+    forward_backward(*model_, graph_.get(), tokens_->inputs, context);
     flops_ = context.flops;
     if (late_) {
       late_->start(context.losses, 1e-4);
@@ -151,7 +132,7 @@ class Ours {
       out.write(static_cast<const char*>(here.const_data_ptr()), static_cast<std::streamsize>(here.nbytes()));
     };
     for (const nn::Param& param : model_->params) write(param.master.to(at::kFloat));
-    write(ids_);
+    write(tokens_->ids);
     if (!out.flush()) throw std::runtime_error(path + " cannot be written");
   }
 
@@ -165,8 +146,7 @@ class Ours {
   std::unique_ptr<nn::Fp8History> scales_;
   std::unique_ptr<train::DelayedUpdate> late_;
   std::unique_ptr<train::StepGraph> graph_;
-  at::Tensor ids_, inputs_, targets_;
-  nn::Sequence sequence_;
+  std::optional<RandomTokens> tokens_;
   double loss_ = 0, flops_ = 0;
 };
 

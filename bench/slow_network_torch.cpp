@@ -5,9 +5,10 @@
 //   build/release/bench/slow_network_torch --device cuda --out curves    # curves on ranks that share a GPU
 //   build/release/bench/slow_network_torch --times-only --mbit 10000     # where it should not pay
 //
-// Four ranks, GPT 4x256 (--layers, --hidden) on a Markov chain. A loss does not depend on how long its messages took,
-// so each method is run twice: on a fast network for --steps (and half as many again, until it has dense's last loss),
-// which gives the curve and the bytes of each step, exactly; and on the emulated one, on the CPU, for some steps
+// Four ranks, GPT 4x256 (--num-layers, --hidden-size) on a Markov chain. A loss does not depend on how long its
+// messages took, so each method is run twice: on a fast network for --steps (and half as many again, until it has
+// dense's last loss), which gives the curve and the bytes of each step, exactly; and on the emulated one, on the CPU,
+// for some steps
 // (--timed-steps at most), which gives the time of a step (schedules of warm-up and freezing are shortened to them, so
 // that they are as large a part). The bound is dense's time over the sum of bounds of steps: of a dense one what dense
 // takes; of one in which weights come together computing and the bytes' time; of any other the longer of the two.
@@ -336,8 +337,8 @@ int main(int count, char** words) try {
   bench::Arguments app("Time to a validation loss on a slow emulated network, dense and compressed");
   app.add_option("--steps", options.steps, "of a curve").show_default();
   app.add_option("--timed-steps", options.timed_steps, "on the emulated network, at most").show_default();
-  app.add_option("--layers", options.size.num_layers).show_default();
-  app.add_option("--hidden", options.size.hidden_size).show_default();
+  app.add_option("--num-layers", options.size.num_layers).show_default();
+  app.add_option("--hidden-size", options.size.hidden_size).show_default();
   app.add_option("--sequence", options.size.seq_len, "tokens").show_default();
   app.add_option("--rows", options.rows, "sequences of a step, of all ranks").show_default();
   app.add_option("--threads", options.threads, "of each rank").show_default();

@@ -10,7 +10,7 @@ common=(--steps 200 --slots 2 --set train.threads=1 --set train.hash_every=0 --s
 sweep() { "$program" --quiet sweep "$recipe" "$@" "${common[@]}" >/dev/null; }
 best() { "$program" experiments best "$1" | sed -nE 's/^best: trial [0-9]+, validation loss ([0-9.]+) .*/\1/p'; }
 begin=$SECONDS
-sweep --search asha --trials 24 --divisor 4 --rungs 3 --seed 1 --param 'optim.learning_rate=log(1e-4,3e-2)' --param 'optim.weight_decay=uniform(0,0.2)' --out asha
+sweep --search asha --trials 24 --eta 4 --rungs 3 --seed 1 --param 'optim.learning_rate=log(1e-4,3e-2)' --param 'optim.weight_decay=uniform(0,0.2)' --out asha
 asha=$((SECONDS - begin)) begin=$SECONDS
 sweep --search grid --trials 24 --param 'optim.learning_rate=log(1e-4,3e-2,8)' --param 'optim.weight_decay=uniform(0,0.2,3)' --out grid
 steps() { "$program" experiments show "$1" | sed -nE 's/.* ([0-9]+) steps trained/\1/p' | head -1; }

@@ -25,7 +25,7 @@
 #include "trireme/nn/state.h"
 #include "trireme/optim/update.h"
 #include "trireme/train/engine/feed.h"
-#include "trireme/train/engine/parallel_groups.h"
+#include "trireme/train/engine/recipe_layout.h"
 #include "trireme/train/engine/trainer.h"
 
 namespace {

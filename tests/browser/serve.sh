@@ -16,7 +16,7 @@ trap cleanup EXIT
 cd "$work"
 printf '%s' '{% for m in messages %}{{ m.content }}{{ "\n" }}{% endfor %}' > chat.jinja
 "$program" serve "$repository/tests/fixtures/models/llama" --tokenizer bytes --chat-template chat.jinja --port 0 --tp 2 \
-  --api-key secret --name tiny > said 2> errors &
+  --api-key secret --served-model-name tiny > said 2> errors &
 server=$!
 for _ in $(seq 300); do
   grep -q 'http://' said && break

@@ -159,8 +159,8 @@ TEST_F(SaverTest, LoadingTakesLittleMemoryBesideTheTensors) {
   std::vector<Wanted> split = tensors;
   for (Wanted& wanted : split) wanted.place = [](layout::Placing& placing) { placing.split(1, "tp"); };
   add_all(half, split, mesh, 1, false);
-  const auto growth =
-      peak_growth_mib([&] { load(formats::CheckpointFolder(folder_ / "step-00000001"), half, What::kEverything, 4); });
+  const auto growth = peak_growth_mib(
+      [&] { load(formats::CheckpointFolder(folder_ / "step-00000001"), half, LoadScope::kEverything, 4); });
   EXPECT_LT(growth, 32);
 }
 

@@ -113,7 +113,7 @@ TEST_F(Store, GivesBackWhatWasSaved) {
 TEST_F(Store, LoadsWeightsAlone) {
   const fs::path path = save_at(20, 1.25);
   Numbers numbers(0);
-  load(formats::CheckpointFolder(path), numbers.state, What::kWeights);
+  load(formats::CheckpointFolder(path), numbers.state, LoadScope::kWeights);
   EXPECT_EQ(numbers.weights[0][0].item<float>(), 1.25F);
   EXPECT_EQ(numbers.moments[0].item<double>(), 0.5);
   EXPECT_EQ(numbers.count, 0);

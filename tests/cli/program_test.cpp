@@ -102,6 +102,8 @@ TEST_F(Program, WrongUsageIsExplainedWithWhatWasMeant) {
       {{"recipee", "show"}, "trireme has no command \"recipee\"; did you mean \"recipe\"?"},
       {{"recipe", "shwo", "x.toml"}, "trireme recipe has no command \"shwo\"; did you mean \"show\"?"},
       {{"recipe", "show", "--sett", "a=b"}, "trireme recipe show has no option --sett; did you mean \"--set\"?"},
+      {{"generate", "run", "--tokens", "2"},
+       "trireme generate has no option --tokens; did you mean \"--max-new-tokens\"?"},
       {{"recipe", "docs", "--markdwn"}, "trireme recipe docs has no option --markdwn; did you mean \"--markdown\"?"},
       {{"recipe", "docs", "extra"}, "trireme recipe docs does not know what to do with \"extra\""},
       {{"recipe"}, "trireme recipe needs a command"},

@@ -83,15 +83,15 @@ TEST_F(WatchedRunTest, NewStepsAreNewsAndAResumeTakesThemBack) {
     log.step(step_of_run(52, 0.4));
     log.event("straggler", {{"step", 52}, {"rank", 1}, {"times", 1.8}});
   }
-  const WatchedRun::News news = run.look(wall_seconds());
-  EXPECT_TRUE(news.changed);
-  EXPECT_FALSE(news.restarted);
-  ASSERT_EQ(news.rows.size(), 2U);
-  EXPECT_EQ(news.rows[1].step, 52);
-  ASSERT_EQ(news.alerts.size(), 1U);
-  EXPECT_THAT(news.alerts[0].text, HasSubstr("rank 1 computes 1.8 times"));
+  const WatchedRun::Changes changes = run.look(wall_seconds());
+  EXPECT_TRUE(changes.changed);
+  EXPECT_FALSE(changes.restarted);
+  ASSERT_EQ(changes.rows.size(), 2U);
+  EXPECT_EQ(changes.rows[1].step, 52);
+  ASSERT_EQ(changes.alerts.size(), 1U);
+  EXPECT_THAT(changes.alerts[0].text, HasSubstr("rank 1 computes 1.8 times"));
   { observe::RunLog log(folder_ / "run", 30); }  // goes on after step 30: later ones are cut off
-  const WatchedRun::News back = run.look(wall_seconds());
+  const WatchedRun::Changes back = run.look(wall_seconds());
   EXPECT_TRUE(back.restarted);
   EXPECT_EQ(run.summary().step, 30);
   EXPECT_EQ(run.series_json({"loss"})["loss"]["x"].size(), 30U);
@@ -104,10 +104,10 @@ TEST_F(WatchedRunTest, SilenceOfARunThatTrainsIsAHang) {
   WatchedRun run = watched();
   run.look(wall_seconds());
   EXPECT_EQ(run.summary().state, RunState::kRunning);
-  const auto news = run.look(wall_seconds() + 100);
+  const auto changes = run.look(wall_seconds() + 100);
   EXPECT_EQ(run.summary().state, RunState::kHanging);
-  ASSERT_EQ(news.alerts.size(), 1U);
-  EXPECT_EQ(news.alerts[0].kind, "hanging");
+  ASSERT_EQ(changes.alerts.size(), 1U);
+  EXPECT_EQ(changes.alerts[0].kind, "hanging");
   EXPECT_TRUE(run.look(wall_seconds() + 101).alerts.empty()) << "told once";
 }
 
@@ -119,10 +119,10 @@ TEST_F(WatchedRunTest, AProcessThatEndedWithoutAWordHasFailed) {
     observe::write_heartbeat(folder_ / "run", {});
     run.look(wall_seconds());
   }
-  const auto news = run.look(wall_seconds());
+  const auto changes = run.look(wall_seconds());
   EXPECT_EQ(run.summary().state, RunState::kFailed);
-  ASSERT_EQ(news.alerts.size(), 1U);
-  EXPECT_EQ(news.alerts[0].severity, Severity::kCritical);
+  ASSERT_EQ(changes.alerts.size(), 1U);
+  EXPECT_EQ(changes.alerts[0].severity, Severity::kCritical);
 }
 
 TEST_F(WatchedRunTest, DamagedLinesAreLeftOut) {

@@ -194,11 +194,11 @@ TEST(GpuSquares, EqualTheCpusForNumbersOfAnySize) {
       }
     }
   }
-  const at::Tensor sick = at::ones({1000}, at::TensorOptions(at::kBFloat16).device(gpu()));
-  sick[777] = std::numeric_limits<float>::infinity();
-  EXPECT_TRUE(std::isinf(kernels::sum_of_squares(sick)));
-  sick[3] = std::numeric_limits<float>::quiet_NaN();
-  EXPECT_TRUE(std::isnan(kernels::sum_of_squares(sick)));
+  const at::Tensor non_finite = at::ones({1000}, at::TensorOptions(at::kBFloat16).device(gpu()));
+  non_finite[777] = std::numeric_limits<float>::infinity();
+  EXPECT_TRUE(std::isinf(kernels::sum_of_squares(non_finite)));
+  non_finite[3] = std::numeric_limits<float>::quiet_NaN();
+  EXPECT_TRUE(std::isnan(kernels::sum_of_squares(non_finite)));
 }
 
 }  // namespace

@@ -33,7 +33,9 @@ declare -p sets >sets && export program
 same() {  # the same losses, to the last digit, and the same bits of every trial's state
   "$program" experiments export "$1" -o "$1.csv" && "$program" experiments export "$2" -o "$2.csv"
   cmp "$1.csv" "$2.csv" || fail "$2 came to another end: $(diff "$1.csv" "$2.csv")"
+  [ "$(wc -l <"$1.csv")" -gt 1 ] || fail "$1 has no trials"
   for trial in "$1"/trials/*/; do
+    [ -s "$trial/hashes.jsonl" ] || fail "trial $(basename "$trial") of $1 has no hashes"
     cmp "$trial/hashes.jsonl" "$2/trials/$(basename "$trial")/hashes.jsonl" || fail "trial $(basename "$trial") of $2 has other bits"
   done
 }

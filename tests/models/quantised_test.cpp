@@ -24,15 +24,16 @@ using testing::HasSubstr;
 
 class Quantised : public OwnFolder {};
 
-struct Way {
+struct Variant {
   const char* name;
   CodecOptions options;
 };
-const std::vector<Way> kWays{{"int8", {.format = WeightFormat::kInt8}},
-                             {"fp8", {.format = WeightFormat::kE4m3}},
-                             {"gptq", {.format = WeightFormat::kInt4, .group = 8}},
-                             {"gptq_symmetric", {.format = WeightFormat::kInt4, .group = 8, .symmetric = true}},
-                             {"awq", {.format = WeightFormat::kInt4, .group = 8, .layout = QuantisedLayout::kAwq}}};
+const std::vector<Variant> kVariants{
+    {"int8", {.format = WeightFormat::kInt8}},
+    {"fp8", {.format = WeightFormat::kE4m3}},
+    {"gptq", {.format = WeightFormat::kInt4, .group = 8}},
+    {"gptq_symmetric", {.format = WeightFormat::kInt4, .group = 8, .symmetric = true}},
+    {"awq", {.format = WeightFormat::kInt4, .group = 8, .layout = QuantisedLayout::kAwq}}};
 
 void write_quantised(Model& model, const fs::path& path, const CodecOptions& options) {
   const auto read = [](const nn::Param& param, std::int64_t begin, std::int64_t end) {
@@ -43,11 +44,11 @@ void write_quantised(Model& model, const fs::path& path, const CodecOptions& opt
 
 TEST_F(Quantised, FoldersOfEveryFamilyReadBackAsTheBitsThatWereMeant) {
   for (const std::string name : {"llama", "gpt2", "mistral", "qwen3", "qwen2_tied"}) {
-    for (const Way& way : kWays) {
-      SCOPED_TRACE(name + " " + way.name);
+    for (const Variant& variant : kVariants) {
+      SCOPED_TRACE(name + " " + variant.name);
       const auto model = load_published(formats::HfDirectory(fixture(name)), {});
-      const fs::path path = folder_ / (name + way.name);
-      write_quantised(*model, path, way.options);
+      const fs::path path = folder_ / (name + variant.name);
+      write_quantised(*model, path, variant.options);
       const formats::HfDirectory directory(path);
       ASSERT_TRUE(quantised_format(directory.config()));
       const auto again = load_published(directory, {});
@@ -60,7 +61,8 @@ TEST_F(Quantised, FoldersOfEveryFamilyReadBackAsTheBitsThatWereMeant) {
           continue;
         }
         const auto meant = kernels::quantise_weight(
-            was, {.format = way.options.format, .group = way.options.group, .symmetric = way.options.symmetric});
+            was,
+            {.format = variant.options.format, .group = variant.options.group, .symmetric = variant.options.symmetric});
         EXPECT_TRUE(at::equal(param.master, kernels::dequantise_weight(meant))) << param.name;
         std::vector<const PublishedTensor*> parts;
         for (const PublishedTensor& tensor : tensors) {
@@ -233,7 +235,7 @@ TEST_F(Quantised, GroupsThatDoNotDivideAreNamedBeforeAnythingIsWritten) {
     ADD_FAILURE() << "32 inputs in groups of 24";
   } catch (const ConfigError& error) {
     EXPECT_THAT(error.what(), HasSubstr("q_proj"));
-    EXPECT_THAT(error.hint(), HasSubstr("--group"));
+    EXPECT_THAT(error.hint(), HasSubstr("--group-size"));
   }
   EXPECT_FALSE(fs::exists(folder_ / "none"));
 }

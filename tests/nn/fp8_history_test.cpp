@@ -81,8 +81,9 @@ TEST(Fp8History, NumbersThatAreNoneDoNotCount) {
   Fp8History history(c.params, 2, 0, at::kCPU);
   note(c.params, "a", Row::kWeight, 448);
   history.advance();
-  for (const float sick : {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN(), 0.0F}) {
-    row_of(c.params, "a", Row::kWeight)[0] = sick;
+  for (const float non_finite :
+       {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN(), 0.0F}) {
+    row_of(c.params, "a", Row::kWeight)[0] = non_finite;
     history.advance();
     EXPECT_FLOAT_EQ(scale_of(c.params, "a", Row::kWeight), 1);
     EXPECT_EQ(row_of(c.params, "a", Row::kWeight)[0], 0);

@@ -13,7 +13,7 @@ namespace trireme::nn {
 namespace {
 
 constexpr std::int64_t kHiddenSize = 24, kHeads = 4, kQueryRank = 10;
-constexpr LatentSizes kSizes{.kv_rank = 12, .nope_size = 6, .rope_size = 4, .value_size = 5};
+constexpr LatentSizes kSizes{.kv_lora_rank = 12, .qk_nope_head_dim = 6, .qk_rope_head_dim = 4, .v_head_dim = 5};
 
 at::Tensor drawn(const std::string& name, at::IntArrayRef shape) {
   at::Tensor out = at::empty(shape, at::kDouble);
@@ -47,22 +47,23 @@ struct LatentFixture {
       q_down.emplace(LatentProjections::Down{down, norm("q_norm", kQueryRank)});
     }
     const Linear q_up =
-        matrix("q_up", kHeads * kSizes.key_size(), latent_queries ? kQueryRank : kHiddenSize, LinearSplit::kColumn);
-    const Linear kv_down = matrix("kv_down", kSizes.kv_rank + kSizes.rope_size, kHiddenSize, LinearSplit::kNone);
-    const Norm kv_norm = norm("kv_norm", kSizes.kv_rank);
-    const Linear kv_up =
-        matrix("kv_up", kHeads * (kSizes.nope_size + kSizes.value_size), kSizes.kv_rank, LinearSplit::kColumn);
-    const Linear out = matrix("out", kHiddenSize, kHeads * kSizes.value_size, LinearSplit::kRow);
+        matrix("q_up", kHeads * kSizes.qk_head_dim(), latent_queries ? kQueryRank : kHiddenSize, LinearSplit::kColumn);
+    const Linear kv_down =
+        matrix("kv_down", kSizes.kv_lora_rank + kSizes.qk_rope_head_dim, kHiddenSize, LinearSplit::kNone);
+    const Norm kv_norm = norm("kv_norm", kSizes.kv_lora_rank);
+    const Linear kv_up = matrix("kv_up", kHeads * (kSizes.qk_nope_head_dim + kSizes.v_head_dim), kSizes.kv_lora_rank,
+                                LinearSplit::kColumn);
+    const Linear out = matrix("out", kHiddenSize, kHeads * kSizes.v_head_dim, LinearSplit::kRow);
     AttentionShape shape{.name = "a",
                          .num_heads = heads,
                          .num_kv_heads = heads,
-                         .head_dim = kSizes.key_size(),
+                         .head_dim = kSizes.qk_head_dim(),
                          .first_head = rank * heads,
                          .window = window,
                          .scale = 0.3};
     layer = std::make_unique<LatentAttention>(
         shape, kSizes, LatentProjections{std::move(q_down), q_up, kv_down, kv_norm, kv_up, out},
-        std::make_shared<RotaryTable>(spec::Rotary{.base = 100}, kSizes.rope_size), nullptr, parallel);
+        std::make_shared<RotaryTable>(spec::Rotary{.base = 100}, kSizes.qk_rope_head_dim), nullptr, parallel);
     allocate(params, Precision::kFp64);
     for (Param& param : params) {
       param.master.copy_(values_.at(param.name));
@@ -166,7 +167,7 @@ TEST(LatentAttention, CachesALatentAndAKeyForEachTokenWhateverTheHeads) {
   Cached cached(fixture, 0, 1, 48);
   cached.step({drawn("a", {3, kHiddenSize})});
   const KvCache::Layer& layer = cached.cache().layers.at(0);
-  EXPECT_EQ(layer.keys.sizes(), at::IntArrayRef({4, kKvBlockSize, 1, kSizes.kv_rank + kSizes.rope_size}));
+  EXPECT_EQ(layer.keys.sizes(), at::IntArrayRef({4, kKvBlockSize, 1, kSizes.kv_lora_rank + kSizes.qk_rope_head_dim}));
   EXPECT_FALSE(layer.values.defined());
 }
 

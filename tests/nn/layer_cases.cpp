@@ -206,8 +206,10 @@ struct LatentCase {
 };
 
 LayerCase latent_case(const std::string& name, const CaseSizes& s, LatentCase f) {
-  const LatentSizes sizes{
-      .kv_rank = s.hidden_size / 2, .nope_size = s.head_dim, .rope_size = 4, .value_size = s.head_dim - 1};
+  const LatentSizes sizes{.kv_lora_rank = s.hidden_size / 2,
+                          .qk_nope_head_dim = s.head_dim,
+                          .qk_rope_head_dim = 4,
+                          .v_head_dim = s.head_dim - 1};
   const std::int64_t heads = s.num_heads;
   LayerCase out{.name = name, .inputs = {{s.batch, s.sequence, s.hidden_size}}};
   out.build = [=](Params& params) {
@@ -217,17 +219,19 @@ LayerCase latent_case(const std::string& name, const CaseSizes& s, LatentCase f)
       q_down.emplace(LatentProjections::Down{down, norm(params, "a.q_norm", f.q_rank, kernels::NormKind::kRms)});
     }
     const Linear q_up =
-        linear(params, "a.q_up", f.q_rank > 0 ? f.q_rank : s.hidden_size, heads * sizes.key_size(), false);
-    const Linear kv_down = linear(params, "a.kv_down", s.hidden_size, sizes.kv_rank + sizes.rope_size, false);
-    const Norm kv_norm = norm(params, "a.kv_norm", sizes.kv_rank, kernels::NormKind::kRms);
-    const Linear kv_up = linear(params, "a.kv_up", sizes.kv_rank, heads * (sizes.nope_size + sizes.value_size), false);
-    const Linear to_x = linear(params, "a.out", heads * sizes.value_size, s.hidden_size, false);
+        linear(params, "a.q_up", f.q_rank > 0 ? f.q_rank : s.hidden_size, heads * sizes.qk_head_dim(), false);
+    const Linear kv_down =
+        linear(params, "a.kv_down", s.hidden_size, sizes.kv_lora_rank + sizes.qk_rope_head_dim, false);
+    const Norm kv_norm = norm(params, "a.kv_norm", sizes.kv_lora_rank, kernels::NormKind::kRms);
+    const Linear kv_up =
+        linear(params, "a.kv_up", sizes.kv_lora_rank, heads * (sizes.qk_nope_head_dim + sizes.v_head_dim), false);
+    const Linear to_x = linear(params, "a.out", heads * sizes.v_head_dim, s.hidden_size, false);
     AttentionShape shape{
-        .name = "a", .num_heads = heads, .num_kv_heads = heads, .head_dim = sizes.key_size(), .scale = kLatentScale};
+        .name = "a", .num_heads = heads, .num_kv_heads = heads, .head_dim = sizes.qk_head_dim(), .scale = kLatentScale};
     shape.recompute_core = f.recompute;
-    return std::make_unique<LatentAttention>(shape, sizes,
-                                             LatentProjections{std::move(q_down), q_up, kv_down, kv_norm, kv_up, to_x},
-                                             std::make_shared<RotaryTable>(spec::Rotary{.base = 100}, sizes.rope_size));
+    return std::make_unique<LatentAttention>(
+        shape, sizes, LatentProjections{std::move(q_down), q_up, kv_down, kv_norm, kv_up, to_x},
+        std::make_shared<RotaryTable>(spec::Rotary{.base = 100}, sizes.qk_rope_head_dim));
   };
   out.oracle = [=](const Tensors& in, const NamedWeights& weights, const Context& context) {
     const at::Tensor& x = in[0];
@@ -237,19 +241,20 @@ LayerCase latent_case(const std::string& name, const CaseSizes& s, LatentCase f)
     if (f.q_rank > 0) latent = dense_norm(dense_linear(x, weights, "a.q_down"), weights, "a.q_norm");
     const at::Tensor q = by_heads(dense_linear(latent, weights, "a.q_up"));
     const at::Tensor both = dense_linear(x, weights, "a.kv_down");
-    const at::Tensor kv =
-        by_heads(dense_linear(dense_norm(both.narrow(2, 0, sizes.kv_rank), weights, "a.kv_norm"), weights, "a.kv_up"));
-    const at::Tensor shared =
-        dense_interleaved_rotary(both.narrow(2, sizes.kv_rank, sizes.rope_size).unsqueeze(2), positions, 100);
+    const at::Tensor kv = by_heads(
+        dense_linear(dense_norm(both.narrow(2, 0, sizes.kv_lora_rank), weights, "a.kv_norm"), weights, "a.kv_up"));
+    const at::Tensor shared = dense_interleaved_rotary(
+        both.narrow(2, sizes.kv_lora_rank, sizes.qk_rope_head_dim).unsqueeze(2), positions, 100);
     const at::Tensor queries =
-        at::cat({q.narrow(3, 0, sizes.nope_size),
-                 dense_interleaved_rotary(q.narrow(3, sizes.nope_size, sizes.rope_size), positions, 100)},
+        at::cat({q.narrow(3, 0, sizes.qk_nope_head_dim),
+                 dense_interleaved_rotary(q.narrow(3, sizes.qk_nope_head_dim, sizes.qk_rope_head_dim), positions, 100)},
                 3);
-    const at::Tensor keys =
-        at::cat({kv.narrow(3, 0, sizes.nope_size), shared.expand({x.size(0), x.size(1), heads, sizes.rope_size})}, 3);
+    const at::Tensor keys = at::cat(
+        {kv.narrow(3, 0, sizes.qk_nope_head_dim), shared.expand({x.size(0), x.size(1), heads, sizes.qk_rope_head_dim})},
+        3);
     DenseMask mask{.query_documents = context.sequence.documents, .key_documents = context.sequence.documents};
     mask.scale = kLatentScale;
-    const at::Tensor y = dense_attention(queries, keys, kv.narrow(3, sizes.nope_size, sizes.value_size), mask);
+    const at::Tensor y = dense_attention(queries, keys, kv.narrow(3, sizes.qk_nope_head_dim, sizes.v_head_dim), mask);
     return dense_linear(y.reshape({x.size(0), x.size(1), -1}), weights, "a.out");
   };
   if (f.documents) out.prepare = pack_documents;

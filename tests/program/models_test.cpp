@@ -85,8 +85,8 @@ TEST_F(ModelCommands, ProbeWritesWhatTheReferenceComputes) {
 
 TEST_F(ModelCommands, GenerateContinuesAndIsRepeatable) {
   const std::string ids = write("prompts.json", "[[5, 17, 40], [80], [3, 3, 3, 3, 9, 1]]");
-  const std::vector<std::string> greedy = {"--quiet", "generate", "--hf",     (kModels / "llama").string(),
-                                           "--ids",   ids,        "--tokens", "5"};
+  const std::vector<std::string> greedy = {"--quiet",          "generate", (kModels / "llama").string(), "--ids", ids,
+                                           "--max-new-tokens", "5"};
   const Outcome first = run(greedy);
   ASSERT_EQ(first.code, 0) << first.err;
   EXPECT_EQ(std::ranges::count(first.out, '\n'), 3);
@@ -152,14 +152,14 @@ TEST_F(ModelCommands, MistakesAreToldWithTheirFix) {
 TEST_F(ModelCommands, GenerateRefusesWhatCannotBe) {
   const std::string ids = write("prompts.json", "[[5, 17, 40]]");
   const auto refused = [&](std::vector<std::string> more) {
-    std::vector<std::string> arguments = {"--quiet", "generate", "--hf", (kModels / "gpt2").string(), "--ids", ids};
+    std::vector<std::string> arguments = {"--quiet", "generate", (kModels / "gpt2").string(), "--ids", ids};
     arguments.insert(arguments.end(), more.begin(), more.end());
     const Outcome outcome = run(arguments);
     EXPECT_NE(outcome.code, 0);
     EXPECT_THAT(outcome.out, IsEmpty());
     return outcome.err;
   };
-  EXPECT_THAT(refused({"--tokens", "62"}), AllOf(HasSubstr("context of 64 tokens"), HasSubstr("at most 61")));
+  EXPECT_THAT(refused({"--max-new-tokens", "62"}), AllOf(HasSubstr("context of 64 tokens"), HasSubstr("at most 61")));
   EXPECT_THAT(refused({"--top-p", "0"}), HasSubstr("top_p"));
   EXPECT_THAT(refused({"--temperature", "-1"}), HasSubstr("temperature"));
   EXPECT_THAT(refused({"--tp", "3"}), HasSubstr("layout.tp"));

@@ -21,20 +21,20 @@ try() {
   rise=$(sed -n 's/^loss after .*(\(.*\) %).*/\1/p' "$name.txt")
   awk -v rise="$rise" -v most="$most" 'BEGIN { exit !(rise != "" && rise < most && rise > -most) }' || { cat "$name.txt"; fail "$name: the loss changes by $rise %, and $most % are allowed"; }
   echo '[[5, 6, 7], [1]]' > ids.json
-  "$program" --quiet generate "$name" --ids ids.json --tokens 5 > "$name.ids" 2> "$name.log" || { cat "$name.log"; fail "generate $name"; }
+  "$program" --quiet generate "$name" --ids ids.json --max-new-tokens 5 > "$name.ids" 2> "$name.log" || { cat "$name.log"; fail "generate $name"; }
   [ "$(wc -l < "$name.ids")" = 2 ] || fail "generate $name"
   echo "$name: loss $rise %"
 }
 try int8 0.1 --weights int8 --dtype F32
 try fp8 0.3 --weights fp8 --dtype F32
-try gptq 3 --weights int4 --group 32 --dtype F32
-try awq 3 --weights int4 --group 32 --layout awq --dtype F32
+try gptq 3 --weights int4 --group-size 32 --dtype F32
+try awq 3 --weights int4 --group-size 32 --layout awq --dtype F32
 try plain16 0.3 --weights int8
 cmp gptq.ids awq.ids || fail "the same codes in two layouts give other tokens"
 # What the folder stands for is a plain folder again.
 "$program" --quiet convert gptq plain 2> convert.log || { cat convert.log; fail "convert"; }
 grep -q quantization_config plain/config.json && fail "the plain folder says that it is quantised"
-"$program" --quiet generate plain --ids ids.json --tokens 5 > plain.ids
+"$program" --quiet generate plain --ids ids.json --max-new-tokens 5 > plain.ids
 cmp gptq.ids plain.ids || fail "codes and what they stand for give other tokens"
 "$program" --quiet quantize gptq twice --no-loss 2> twice.log && fail "quantised twice"
 grep -q 'in fewer bits already' twice.log || { cat twice.log; fail "why not twice"; }

@@ -21,13 +21,13 @@ printf '%s' '{% for m in messages %}{{ m.content }}{{ "\n" }}{% endfor %}' > "$w
 # A batch, whole; and the same after half of its output was lost, a line of it torn.
 for i in 1 2 3 4 5 6; do echo "{\"id\": $i, \"prompt\": \"TEXT $i\", \"max_tokens\": 9, \"temperature\": 1, \"ignore_eos\": true}"; done > "$work/in.jsonl"
 batch() { "$program" generate "$model" --tokenizer bytes --seed 3 --input "$work/in.jsonl" --output "$1" "${@:2}"; }
-batch "$work/whole.jsonl" --batch 3 > "$work/batch.log" || fail "a batch fails"
+batch "$work/whole.jsonl" --batch-size 3 > "$work/batch.log" || fail "a batch fails"
 head -c "$(($(head -n 3 "$work/whole.jsonl" | wc -c) + 20))" "$work/whole.jsonl" > "$work/cut.jsonl"
-batch "$work/cut.jsonl" --batch 2 --speculate 3 > "$work/again.log" || fail "a batch does not go on"
+batch "$work/cut.jsonl" --batch-size 2 --num-speculative-tokens 3 > "$work/again.log" || fail "a batch does not go on"
 grep -q '6 lines, 3 of them there already' "$work/again.log" || fail "it did not go on where it was"
 cmp <(sort "$work/whole.jsonl") <(sort "$work/cut.jsonl") || fail "a batch that was cut ends with other lines"
 
-"$program" serve "$model" --tokenizer bytes --chat-template "$work/chat.jinja" --port 0 --api-key secret --name tiny \
+"$program" serve "$model" --tokenizer bytes --chat-template "$work/chat.jinja" --port 0 --api-key secret --served-model-name tiny \
   --max-requests 256 --schedule-log "$work/schedule" > "$work/serve.log" 2> "$work/errors.log" &
 server=$!
 url=

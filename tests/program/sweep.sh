@@ -24,6 +24,7 @@ wait $sweep 2>/dev/null || true
 "$program" --quiet experiments resume killed --slots 1 >said
 "$program" experiments export calm -o calm.csv
 "$program" experiments export killed -o killed.csv
+[ "$(wc -l <calm.csv)" -gt 1 ] || { echo "the calm sweep has no trials"; exit 1; }
 cmp calm.csv killed.csv || { echo "the killed sweep came to another end:"; diff calm.csv killed.csv; exit 1; }
 
 "$program" experiments best calm | tee said
@@ -31,6 +32,7 @@ trial=$(sed -nE 's/^best: trial ([0-9]+),.*/\1/p' said) rate=$(sed -nE 's/.*lear
 "$program" --quiet train "$recipe" "${sets[@]}" --set train.steps=16 --set "optim.learning_rate=$rate" --out whole >/dev/null
 run=$(printf 'calm/trials/%04d' "$trial")
 [ "$(grep -c '"resume"' "$run/events.jsonl")" -ge 2 ] || { echo "trial $trial did not stop at rungs"; exit 1; }
+[ -s whole/hashes.jsonl ] || { echo "the whole run has no hashes"; exit 1; }
 cmp whole/hashes.jsonl "$run/hashes.jsonl" || { echo "trial $trial is not the run that never stopped"; exit 1; }
 
 # The store is an index: rebuilt from the folders, it is the same.

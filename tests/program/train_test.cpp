@@ -290,7 +290,7 @@ TEST_F(TrainCommand, EvaluatesConvertsInspectsAndGenerates) {
 
   std::ofstream(folder_ / "ids.json") << "[[1, 2, 3]]";
   const auto generate = [&](const std::string& model) {
-    return run({"--quiet", "generate", model, "--ids", path("ids.json"), "--tokens", "8"});
+    return run({"--quiet", "generate", model, "--ids", path("ids.json"), "--max-new-tokens", "8"});
   };
   const Outcome ours = generate(path("run"));
   EXPECT_EQ(ours.code, 0) << ours.err;
@@ -342,7 +342,8 @@ TEST_F(TrainCommand, StaysWithinTheContextUnlessAsked) {
   ASSERT_EQ(train("run", {"--set", "train.steps=2", "--set", "data.seq_len=32"}).code, 0);
   std::ofstream(folder_ / "ids.json") << "[[1, 2, 3]]";
   const auto generate = [&](std::vector<std::string> more) {
-    std::vector<std::string> all{"--quiet", "generate", path("run"), "--ids", path("ids.json"), "--tokens", "80"};
+    std::vector<std::string> all{"--quiet",        "generate",         path("run"), "--ids",
+                                 path("ids.json"), "--max-new-tokens", "80"};
     all.insert(all.end(), more.begin(), more.end());
     return run(all);
   };

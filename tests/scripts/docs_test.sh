@@ -39,12 +39,12 @@ done < <(
 )
 [ "$checked" -gt 20 ] || complain "only $checked pointers were found"
 
-types=0
-for type in $(grep -oE '`[A-Z][A-Za-z0-9]+`' docs/glossary.md | tr -d '`' | sort -u); do
-  types=$((types + 1))
-  grep -rqE --include='*.h' "(class|struct)( \[\[nodiscard\]\])? $type\b" src || complain "docs/glossary.md names $type, which no header has"
+# Every page is found from the README and from the map of the code.
+for document in docs/*.md; do
+  page=$(basename "$document")
+  grep -q "](docs/$page" README.md || complain "README.md does not name $document"
+  [ "$page" = architecture.md ] || grep -q "]($page" docs/architecture.md || complain "docs/architecture.md does not name $document"
 done
-[ "$types" -gt 50 ] || complain "only $types types were found in docs/glossary.md"
 
 # Benchmarks are not run by tests: those that the pages name are there, and have the options that are printed with them.
 benches=0
@@ -61,10 +61,37 @@ while IFS=: read -r document command; do
 done < <(grep -noE 'build/release/bench/[a-z0-9_]+( [^`|#;)]*)?' README.md docs/*.md | sed -E 's/^([^:]*):[0-9]+:/\1:/' | sort -u)
 [ "$benches" -gt 20 ] || complain "only $benches commands of benchmarks were found"
 
-# Rows of tables cannot be wrapped.
-while IFS= read -r line; do complain "more than 250 columns: $line"; done < <(
-  for document in *.md docs/*.md docs/decisions/*.md; do
-    awk -v name="$document" 'length($0) > 250 && !/^\|/ { print name ":" FNR }' "$document"
+types=0
+for type in $(grep -ohE '`[A-Z][A-Za-z0-9]+`' docs/glossary.md docs/architecture.md | tr -d '`' | sort -u); do
+  types=$((types + 1))
+  grep -rqE --include='*.h' "(class|struct|using)( \[\[nodiscard\]\])? $type\b" src ||
+    complain "$(grep -lF "\`$type\`" docs/glossary.md docs/architecture.md | tr '\n' ' ')names $type, which no header has"
+done
+[ "$types" -gt 50 ] || complain "only $types types were found in docs/glossary.md and docs/architecture.md"
+# Headers that the map of the code names are there.
+while IFS= read -r header; do
+  [ -e "src/trireme/$header" ] || complain "docs/architecture.md names $header, which is not there"
+done < <(grep -oE '`[a-z]+/[a-z_/]+\.(h|cpp)`' docs/architecture.md | tr -d '`' | sort -u)
+
+# Recipe keys and flags that the glossary names are those of the program.
+keys=$(awk '/^## `\[/ { gsub(/[^a-z0-9_.]/, "", $2); section = $2 } /^- `/ { sub(/`/, "", $2); print section "." $2 }' docs/recipe.md)
+flags=$(grep -oE -- '--[a-z][a-z0-9-]+' docs/commands.md | sort -u)
+named=0
+while IFS= read -r key; do
+  named=$((named + 1))
+  grep -qxF -- "$key" <<<"$keys" || complain "docs/glossary.md names the key $key, which no recipe has"
+done < <(grep -oE '`(run|model|experts|data|comm|emulated|layout|pipeline|compress|optim|lr_schedule|batch|precision|train|distill|downpour|eval|checkpoint|health|elastic)\.[a-z0-9_.]+' docs/glossary.md |
+  tr -d '`' | sort -u)
+while IFS= read -r flag; do
+  named=$((named + 1))
+  grep -qxF -- "$flag" <<<"$flags" || complain "docs/glossary.md names the flag $flag, which no command has"
+done < <(grep -oE -- '`[^`|]*`' docs/glossary.md | grep -oE -- '--[a-z][a-z0-9-]+' | sort -u)
+[ "$named" -gt 100 ] || complain "only $named keys and flags were found in docs/glossary.md"
+
+# Rows of tables cannot be wrapped; `make format` wraps the rest at 120.
+while IFS= read -r line; do complain "more than 160 columns: $line"; done < <(
+  for document in *.md docs/*.md docs/decisions/*.md src/trireme/*/README.md; do
+    awk -v name="$document" '/^```/ { fenced = !fenced } length($0) > 160 && !/^\|/ && !fenced { print name ":" FNR }' "$document"
   done
 )
 

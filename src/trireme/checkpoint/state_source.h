@@ -21,6 +21,6 @@ class StateSource {
 };
 
 /// As load() of store.h.
-void load_from(const StateSource& source, nn::State& state, What what = What::kEverything, int threads = 2);
+void load_from(const StateSource& source, nn::State& state, LoadScope scope = LoadScope::kEverything, int threads = 2);
 
 }  // namespace trireme::checkpoint

@@ -189,14 +189,14 @@ fs::path save(const nn::State& state, const SaveRequest& request) {
   return path;
 }
 
-void load_from(const StateSource& checkpoint, nn::State& state, What what, int threads) {
+void load_from(const StateSource& checkpoint, nn::State& state, LoadScope scope, int threads) {
   std::vector<const nn::StateTensor*> tensors;
   for (const nn::StateTensor& entry : state.tensors()) {
     const bool weights = entry.name.starts_with("param/") || entry.name.starts_with("router_bias/");
-    if (what == What::kEverything || weights) tensors.push_back(&entry);
+    if (scope == LoadScope::kEverything || weights) tensors.push_back(&entry);
   }
   std::vector<const nn::StateValue*> values;
-  if (what == What::kEverything) {
+  if (scope == LoadScope::kEverything) {
     for (const nn::StateValue& entry : state.values()) {
       // What only watches the run may begin anew: a run may switch it on when it goes on.
       const bool watches = entry.name.starts_with("health/");
@@ -226,8 +226,8 @@ void load_from(const StateSource& checkpoint, nn::State& state, What what, int t
   for (const nn::StateValue* entry : values) entry->set(checkpoint.manifest().values->at(entry->name));
 }
 
-void load(const formats::CheckpointFolder& checkpoint, nn::State& state, What what, int threads) {
-  load_from(FolderSource(checkpoint), state, what, threads);
+void load(const formats::CheckpointFolder& checkpoint, nn::State& state, LoadScope scope, int threads) {
+  load_from(FolderSource(checkpoint), state, scope, threads);
 }
 
 }  // namespace trireme::checkpoint

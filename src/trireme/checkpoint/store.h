@@ -32,14 +32,14 @@ struct SaveRequest {
 /// name is replaced. Every element must be held by this process: an InternalError naming one otherwise.
 std::filesystem::path save(const nn::State& state, const SaveRequest& request);
 
-enum class What {
+enum class LoadScope {
   kEverything,
   kWeights,  ///< parameters and biases of routers only: to generate, evaluate, or begin anew from them
 };
 /// Reads into the tensors and values that `state` has, just the blocks that hold them. A ConfigError lists what is
 /// missing or has another shape or type, and nothing has changed then; FormatError when bytes are damaged, and the
 /// tensors are undefined then. The caller publishes parameters.
-void load(const formats::CheckpointFolder& checkpoint, nn::State& state, What what = What::kEverything,
+void load(const formats::CheckpointFolder& checkpoint, nn::State& state, LoadScope scope = LoadScope::kEverything,
           int threads = 2);
 
 /// What this rank holds, for plan_save().

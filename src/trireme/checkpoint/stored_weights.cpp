@@ -160,7 +160,7 @@ void StoredWeights::fill(nn::moe::Balance& balance) const {
   if (directory_) return models::load_biases(model_->shape, *directory_, balance);
   nn::State state;
   balance.add_state(state);
-  if (!state.tensors().empty()) load(*stored_, state, What::kWeights);
+  if (!state.tensors().empty()) load(*stored_, state, LoadScope::kWeights);
 }
 
 void StoredWeights::read_into(const nn::Param& param, at::Tensor& to) const {
@@ -192,7 +192,7 @@ void StoredWeights::fill(nn::Params& params) const {
   if (stored_ && average_ == StoredAverage::kNone && whole) {
     nn::State state;
     nn::add_params(state, params);
-    load(*stored_, state, What::kWeights);
+    load(*stored_, state, LoadScope::kWeights);
   } else {
     for (nn::Param& param : params) {
       if (has_memory(param)) read_into(param, param.master);

@@ -20,7 +20,7 @@ namespace trireme::cli {
 namespace {
 
 struct AmpNetOptions {
-  std::string task = "lists", carrier = "virtual";
+  std::string task = "lists", backend = "virtual";
   int instances = 500, epochs = 10, keys = 8;
   dataflow::ModelOptions model;
   std::int64_t seed = 0;
@@ -59,12 +59,12 @@ int run_ampnet_command(const AmpNetOptions& given, Context& context) {
     double seconds = 0, busiest = -1;
     dataflow::RunResult ran;
     const auto begin = std::chrono::steady_clock::now();
-    if (options.carrier == "virtual") {
+    if (options.backend == "virtual") {
       const auto result = dataflow::run_virtual(task->graph, task->source, run, times);
       seconds = result.seconds;
       busiest = result.busiest();
       ran = result;
-    } else if (options.carrier == "mailbox") {
+    } else if (options.backend == "mailbox") {
       ran =
           dataflow::run_seeded(task->graph, task->source, run, options.model.seed + static_cast<std::uint64_t>(epoch));
     } else {
@@ -108,13 +108,13 @@ void add_ampnet_command(Command& app, Context& context) {
       .type_name("TASK");
   command
       .add_option(
-          "--carrier", options->carrier,
+          "--backend", options->backend,
           "virtual: discrete events; mailbox: threads, deliveries drawn from the seed; threads: of this machine")
       .one_of({"virtual", "mailbox", "threads"})
       .type_name("HOW");
   command.add_option("--instances", options->instances, "Made from the seed").within(2, 1000000).type_name("N");
   command.add_option("--epochs", options->epochs, "Passes over them").within(1, 100000).type_name("N");
-  command.add_option("--keys", options->keys, "max_active_keys: instances in flight at once")
+  command.add_option("--max-active-keys", options->keys, "Instances in flight at once")
       .within(1, 100000)
       .type_name("N");
   command
@@ -133,9 +133,9 @@ void add_ampnet_command(Command& app, Context& context) {
   command.add_option("--hidden", options->model.hidden, "Hidden size").within(1, 4096).type_name("N");
   command.add_option("--seed", options->seed, "Of instances, parameters and order").not_negative().type_name("N");
   command.footer(R"(Examples:
-  trireme ampnet --task trees --keys 8 --epochs 3 --instances 100
-  trireme ampnet --task both --carrier threads --epochs 2 --instances 100
-  trireme ampnet --task lists --replicas 2 --keys 32 --epochs 2 --instances 100)");
+  trireme ampnet --task trees --max-active-keys 8 --epochs 3 --instances 100
+  trireme ampnet --task both --backend threads --epochs 2 --instances 100
+  trireme ampnet --task lists --replicas 2 --max-active-keys 32 --epochs 2 --instances 100)");
   command.callback(
       [&context, options] { context.run = [&context, options] { return run_ampnet_command(*options, context); }; });
 }

@@ -281,7 +281,7 @@ cost::Hardware hardware_of(const Measured& measured, int ranks, const std::strin
   return hardware;
 }
 
-std::string products_text(const cost::Hardware& hardware, const Measured& measured, const std::string& prefix) {
+std::string gemms_text(const cost::Hardware& hardware, const Measured& measured, const std::string& prefix) {
   TextTable table({{"GEMM"}, {"type"}, {"GFLOP/s", TextTable::Align::kRight}, {"predicted", TextTable::Align::kRight}});
   for (const plan::MeasuredGemm& one : measured.gemms) {
     const double predicted = cost::matmul_seconds(hardware, one.arithmetic, one.gemm);
@@ -306,7 +306,7 @@ void write_files(const HardwareOptions& options, const cost::Hardware& hardware,
   const std::filesystem::path path = options.output;
   const std::string head = "# Measured by `trireme bench hardware`; all ranks worked at once.\n";
   write_text_file(path.parent_path() / hardware.cluster.device,
-                  fmt::format("{}{}{}\n{}", head, products_text(hardware, measured, "#   "),
+                  fmt::format("{}{}{}\n{}", head, gemms_text(hardware, measured, "#   "),
                               steps_text(hardware, measured, "#   "), config::to_toml(hardware.device)));
   std::string reductions;
   for (const plan::MeasuredReduction& one : measured.reductions)
@@ -330,7 +330,7 @@ ordered_json to_json(const cost::Hardware& hardware, const Measured& measured, c
                      {"attention", efficiency.attention},
                      {"overlap", efficiency.overlap},
                      {"kernel_seconds", efficiency.kernel_seconds}}},
-                   {"products_error", calibration.products_error},
+                   {"gemm_error", calibration.gemm_error},
                    {"steps_error", calibration.steps_error},
                    {"gemms", ordered_json::array()},
                    {"steps", ordered_json::array()}};
@@ -404,8 +404,8 @@ int run(const HardwareOptions& options, Context& context) {
              device.memory_gb_per_s, measured.nodes > 1 ? "network" : "link",
              measured.nodes > 1 ? hardware.cluster.network.gb_per_s : hardware.cluster.link.gb_per_s,
              measured.nodes > 1 ? hardware.cluster.network.latency_us : hardware.cluster.link.latency_us,
-             products_text(hardware, measured, "  "), steps_text(hardware, measured, "  "),
-             100 * calibration.products_error, 100 * calibration.steps_error);
+             gemms_text(hardware, measured, "  "), steps_text(hardware, measured, "  "), 100 * calibration.gemm_error,
+             100 * calibration.steps_error);
   if (!options.output.empty())
     fmt::print(context.out, "\nwritten: {} and {}; try: trireme plan --cluster {} --model gpt2-124m\n", options.output,
                hardware.cluster.device, options.output);

@@ -65,7 +65,7 @@ int run_eval(EvalOptions& options, Context& context) {
                            .tp = options.request.tp},
                           options.ranks, context);
   }
-  if (options.tasks.shots) throw ConfigError("--shots is for --tasks", "give --tasks TASK, or leave it out");
+  if (options.tasks.shots) throw ConfigError("--num-fewshot is for --tasks", "give --tasks TASK, or leave it out");
   if (!options.data.empty()) {
     spec::DataConfig data;
     data.tokenizer = options.tokenizer;
@@ -102,14 +102,14 @@ void add_eval_command(Command& app, Context& context) {
       "  trireme eval runs/tiny\n"
       "  trireme eval runs/tiny/checkpoints/step-00000200 --samples 100\n"
       "  trireme eval models/gpt2 --data held-out.shard --seq-len 1024\n"
-      "  trireme eval runs/adder --tasks addition:digits=3,count=500,split=test --shots 2 --json");
+      "  trireme eval runs/adder --tasks addition:digits=3,count=500,split=test --num-fewshot 2 --json");
   const auto options = std::make_shared<EvalOptions>();  // shared with the callback
   command.add_option("MODEL", options->request.model, "a run, one of its checkpoints, or a Hugging Face directory")
       .required();
   command.add_option("--data", options->data, "shards, folders of shards, or with the tokenizer \"bytes\" text files");
   command.add_option("--tasks", options->tasks.tasks, "task files or generated tasks, such as addition:digits=3")
       .type_name("TASK");
-  command.add_option("--shots", options->tasks.shots, "examples before each question; default: as the task says")
+  command.add_option("--num-fewshot", options->tasks.shots, "examples before each question; default: as the task says")
       .not_negative();
   command.add_option("--task-seed", options->tasks.seed, "which examples stand before which question").show_default();
   command.add_option("--tokenizer", options->tokenizer,

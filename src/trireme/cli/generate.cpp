@@ -25,7 +25,7 @@ namespace fs = std::filesystem;
 struct GenerateOptions {
   serve::GenerateRequest request;
   fs::path ids, input, output;
-  std::string model, hf, prompt, tokenizer;
+  std::string model, prompt, tokenizer;
   ServingOptions serving;
   bool has_prompt = false, varies = false, launches = false;
 };
@@ -126,11 +126,9 @@ int run_batch(const GenerateOptions& options, Context& context) {
 }
 
 int run_generate(GenerateOptions& options, Context& context) {
-  if (options.model.empty() == options.hf.empty()) {
-    throw ConfigError(options.model.empty() ? "there is no model" : "MODEL and --hf both name a model",
-                      "give the folder of a run, of a checkpoint, or of a Hugging Face model");
-  }
-  options.request.model = options.model.empty() ? options.hf : options.model;
+  if (options.model.empty())
+    throw ConfigError("there is no model", "give the folder of a run, of a checkpoint, or of a Hugging Face model");
+  options.request.model = options.model;
   options.request.invariant = !options.varies;
   options.request.cuda_graphs = !options.launches;
   if (!options.input.empty()) return run_batch(options, context);
@@ -156,13 +154,12 @@ void add_generate_command(Command& app, Context& context) {
       "Examples:\n"
       "  trireme generate runs/quickstart --prompt \"In the beginning\" --temperature 0.8\n"
       "  echo '[[15496, 11]]' > ids.json\n"
-      "  trireme generate --hf models/gpt2 --ids ids.json --tokens 20 --temperature 0.8 --top-p 0.95 --seed 1\n"
+      "  trireme generate models/gpt2 --ids ids.json --max-new-tokens 20 --temperature 0.8 --top-p 0.95 --seed 1\n"
       "  echo '{\"prompt\": \"In the\", \"max_tokens\": 8}' > prompts.jsonl\n"
       "  trireme generate runs/quickstart --input prompts.jsonl --output answers.jsonl");
   const auto options = std::make_shared<GenerateOptions>();  // shared with the callback
   serve::GenerateRequest& request = options->request;
   command.add_option("MODEL", options->model, "a run, one of its checkpoints, or a Hugging Face directory");
-  command.add_option("--hf", options->hf, "the same, by its older name");
   const Option prompt = command.add_option("--prompt", options->prompt, "the text to continue");
   command.add_option("--tokenizer", options->tokenizer,
                      "a tokenizer.json, its folder, or \"bytes\"; default: the model's own");
@@ -171,7 +168,7 @@ void add_generate_command(Command& app, Context& context) {
   command.add_option("--output", options->output,
                      "with --input: where answers go, a line each; lines that it has already are left out");
   command.add_option("--ids", options->ids, "JSON file: a list of lists of token ids, one a prompt");
-  command.add_option("--tokens", request.tokens, "new tokens for each prompt").show_default().not_negative();
+  command.add_option("--max-new-tokens", request.tokens, "new tokens for each prompt").show_default().not_negative();
   command.add_option("--temperature", request.sampling.temperature, "sampling temperature; 0: greedy")
       .show_default()
       .not_negative();
@@ -190,7 +187,7 @@ void add_generate_command(Command& app, Context& context) {
       .add_option("--repetition-penalty", request.sampling.repetition_penalty,
                   "divide the logits of tokens that stood in the text before; 1: off")
       .show_default();
-  command.add_option("--batch", request.batch, "sequences that are continued at once").show_default().positive();
+  command.add_option("--batch-size", request.batch, "sequences that are continued at once").show_default().positive();
   command.add_flag("--no-invariant", options->varies,
                    "CPU: faster GEMMs for prompts, by which logits may differ in their last bits with the batch");
   command.add_flag("--beyond-context", request.beyond_context,

@@ -90,6 +90,17 @@ std::vector<std::string> option_names(const CLI::App& app) {
   return names;
 }
 
+/// What may have been meant by an option: one that is written alike, or one that has all of its words (--tokens of
+/// --max-new-tokens).
+std::string suggested_option(std::string_view option, const std::vector<std::string>& names) {
+  if (const std::string alike = did_you_mean(option, names); !alike.empty() || option.size() < 5) return alike;
+  const std::string words = fmt::format("{}-", option.substr(1));  // "-tokens-"
+  const auto longer = std::ranges::find_if(names, [&](const std::string& name) {
+    return fmt::format("{}-", name.substr(1)).find(words) != std::string::npos;
+  });
+  return longer == names.end() ? std::string() : fmt::format("; did you mean \"{}\"?", *longer);
+}
+
 /// CLI11 knows what is wrong; people also want to know what they probably meant.
 ConfigError usage_error(CLI::App& app, const CLI::ParseError& error) {
   CLI::App& at = deepest(app);
@@ -105,7 +116,7 @@ ConfigError usage_error(CLI::App& app, const CLI::ParseError& error) {
   if (unknown->starts_with('-')) {
     const std::string option = unknown->substr(0, unknown->find('='));
     return ConfigError(
-        fmt::format("{} has no option {}{}", full_name(at), option, did_you_mean(option, option_names(at))), help);
+        fmt::format("{} has no option {}{}", full_name(at), option, suggested_option(option, option_names(at))), help);
   }
   if (!commands.empty()) {
     return ConfigError(

@@ -176,7 +176,7 @@ void add_ps_words(Command& ps, Context& context) {
   command.add_option("--save", options->save, "The libsvm file; FILE.words gets the vocabulary")
       .type_name("FILE")
       .required();
-  command.add_option("--least", options->least, "Lines that a word must be in, to be a feature").positive();
+  command.add_option("--min-df", options->least, "Lines that a word must be in, to be a feature").positive();
   command.callback(
       [&context, options] { context.run = [&context, options] { return run_ps_words(*options, context.out); }; });
 }

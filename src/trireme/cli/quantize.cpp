@@ -85,7 +85,7 @@ void add_quantize_command(Command& app, Context& context) {
       "\n"
       "Examples:\n"
       "  trireme quantize runs/tiny smaller --weights int8\n"
-      "  trireme quantize runs/tiny smallest --weights int4 --group 32 --layout awq\n"
+      "  trireme quantize runs/tiny smallest --weights int4 --group-size 32 --layout awq\n"
       "  trireme quantize models/gpt2 smaller --weights fp8 --no-loss");
   const auto options = std::make_shared<QuantizeOptions>();  // shared with the callback
   train::ConvertRequest& convert = options->convert;
@@ -96,7 +96,7 @@ void add_quantize_command(Command& app, Context& context) {
   add_choice<Bits>(command, "--weights", convert.bits,
                    {{"int8", Bits::kInt8}, {"int4", Bits::kInt4}, {"fp8", Bits::kFp8}},
                    "what matrices of attention and MLPs become; default int8");
-  command.add_option("--group", convert.group, "int4: neighbouring inputs that share a scale")
+  command.add_option("--group-size", convert.group, "int4: neighbouring inputs that share a scale")
       .show_default()
       .positive();
   using Layout = train::ConvertRequest::Int4Layout;

@@ -62,7 +62,7 @@ void add_serve_command(Command& app, Context& context) {
       "\n"
       "Examples:\n"
       "  trireme serve models/qwen3 --port 8000\n"
-      "  trireme serve runs/quickstart --api-key secret --max-sequences 32");
+      "  trireme serve runs/quickstart --api-key secret --max-num-seqs 32");
   const auto options = std::make_shared<ServeOptions>();  // shared with the callback
   serve::ServeRequest& request = options->request;
   command.add_option("MODEL", request.model.model, "a run, one of its checkpoints, or a Hugging Face directory")
@@ -73,18 +73,19 @@ void add_serve_command(Command& app, Context& context) {
   command.add_option("--api-key", options->key, "what clients must send as \"Authorization: Bearer KEY\"");
   command.add_option("--api-key-file", options->key_file, "file with such keys, one a line");
   command.add_option("--allowed-host", request.allowed_hosts, "a further name of this server, as clients write it");
-  command.add_option("--name", request.name, "the model's name for clients; default: the folder's");
+  command.add_option("--served-model-name", request.name, "the model's name for clients; default: the folder's");
   command.add_option("--tokenizer", request.tokenizer,
                      "a tokenizer.json, its folder, or \"bytes\"; default: the model's own");
   command.add_option("--chat-template", request.chat_template, "a Jinja chat template; default: the model's own");
-  command.add_option("--max-len", request.max_len, "tokens of prompt and answer; default: the model's max_seq_len")
+  command
+      .add_option("--max-model-len", request.max_len, "tokens of prompt and answer; default: the model's max_seq_len")
       .positive();
-  command.add_option("--max-sequences", request.max_sequences, "sequences in a step").show_default().positive();
+  command.add_option("--max-num-seqs", request.max_sequences, "sequences in a step").show_default().positive();
   command.add_option("--max-requests", request.max_requests, "sequences that run or wait; more are answered with 429")
       .show_default()
       .positive();
   command
-      .add_option("--batch-tokens", request.max_batch_tokens,
+      .add_option("--max-num-batched-tokens", request.max_batch_tokens,
                   "tokens of a step, over all sequences; default: 512, on a GPU 8192")
       .positive();
   command
@@ -93,7 +94,7 @@ void add_serve_command(Command& app, Context& context) {
       .positive();
   command
       .add_option("--kv-tokens", request.kv_tokens,
-                  "tokens that the KV cache holds; default: what --max-sequences can fill, at most a quarter "
+                  "tokens that the KV cache holds; default: what --max-num-seqs can fill, at most a quarter "
                   "of the memory that is free, of a GPU's 0.8")
       .positive();
   command
@@ -105,7 +106,7 @@ void add_serve_command(Command& app, Context& context) {
   command.add_flag("--no-invariant", options->varies,
                    "CPU: faster GEMMs for prompts, by which logits may differ in their last bits with the batch");
   add_serving_options(command, options->serving, /*replicas=*/false);
-  const Option seed = command.add_option("--seed", request.seed, "of requests that bring none; default: by chance");
+  const Option seed = command.add_option("--seed", request.seed, "of requests that bring none; default: random");
   command.add_option("--schedule-log", request.schedule_log,
                      "file for the scheduler's events, from which its plans follow");
   command.add_option("--drain-seconds", request.drain_seconds, "for what runs, after SIGINT or SIGTERM")

@@ -11,8 +11,9 @@ serve::SpeculationRequest ServingOptions::speculation() const {
   serve::SpeculationRequest request{.most = speculate, .rejection = rejection};
   if (speculate == 0) {
     if (draft != "ngram" || rejection)
-      throw ConfigError("--draft and --rejection say how to speculate, but no tokens are to be guessed",
-                        "give --speculate 4, or leave them out");
+      throw ConfigError(
+          "--speculative-model and --rejection-sampling say how to speculate, but no tokens are to be guessed",
+          "give --num-speculative-tokens 4, or leave them out");
     return request;
   }
   if (draft == "ngram") {
@@ -28,16 +29,16 @@ serve::SpeculationRequest ServingOptions::speculation() const {
 
 void add_serving_options(Command& command, ServingOptions& options, bool replicas) {
   command
-      .add_option("--speculate", options.speculate,
+      .add_option("--num-speculative-tokens", options.speculate,
                   "tokens that are guessed and verified in each step; the same tokens, sooner")
       .show_default();
   command
       .add_option(
-          "--draft", options.draft,
+          "--speculative-model", options.draft,
           "who guesses: \"ngram\" (what followed before in the text), \"mtp\" (the model's modules of multi-token "
           "prediction), or the folder of a smaller model")
       .show_default();
-  command.add_flag("--rejection", options.rejection,
+  command.add_flag("--rejection-sampling", options.rejection,
                    "accept guesses by the rejection rule: other tokens, from the same distribution");
   command
       .add_option("--weight-arena", options.weight_arena_mb,
@@ -48,7 +49,7 @@ void add_serving_options(Command& command, ServingOptions& options, bool replica
       .show_default()
       .positive();
   command
-      .add_option("--pp-micros", options.layout.micros,
+      .add_option("--pp-microbatches", options.layout.micros,
                   "micro-batches of sequences in a step of stages; default: two a stage")
       .positive();
   if (!replicas) return;

@@ -1,12 +1,18 @@
 #include "trireme/cli/start_ranks.h"
 
+#include <signal.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <map>
 #include <thread>
 
 #include "trireme/base/cores.h"
@@ -14,13 +20,14 @@
 #include "trireme/base/log.h"
 #include "trireme/base/sha256.h"
 #include "trireme/base/text.h"
-#include "trireme/cli/local_ranks.h"
+#include "trireme/comm/control/socket.h"
 #include "trireme/comm/process.h"
 #include "trireme/comm/transports/emulated.h"
 
 namespace trireme::cli {
 namespace {
 
+using namespace std::chrono_literals;
 using comm::Launch;
 
 std::vector<std::string> own_command_line() {
@@ -46,6 +53,78 @@ std::vector<std::string> own_command_line() {
   execvp("mpirun", arguments.data());
   throw ConfigError(fmt::format("could not start mpirun: {}", std::strerror(errno)),
                     "install Open MPI (package openmpi-bin), or use threads: --set comm.transport=threads");
+}
+
+// For the others to say what they know of a rank that failed, before they are ended.
+constexpr auto kLocalRanksGrace = 5s;
+constexpr auto kLocalRanksLook = 10ms;
+
+/// What ends this process ends its ranks too. Written by signal handlers.
+volatile sig_atomic_t ending_signal = 0;
+void on_ending_signal(int signal) { ending_signal = signal; }
+
+int free_loopback_port() {
+  // Given back at once; rank 0 takes it a moment later, and says so where somebody else was quicker.
+  return comm::control::local_port(comm::control::listen_at("127.0.0.1", 0));
+}
+
+pid_t start_rank(const std::vector<std::string>& command_line) {
+  std::vector<char*> arguments;
+  for (const std::string& word : command_line) arguments.push_back(const_cast<char*>(word.c_str()));
+  arguments.push_back(nullptr);
+  const pid_t process = fork();
+  if (process < 0) throw IoError(fmt::format("could not start a rank: {}", std::strerror(errno)));
+  if (process > 0) return process;
+  execv(arguments[0], arguments.data());
+  std::perror(arguments[0]);
+  _exit(127);
+}
+
+int status_of(int status) { return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status); }
+
+/// This program again, once for each rank, as processes of this machine that meet without MPI. They get torchrun's
+/// variables, a free port of the loopback interface and a token of their own, which dies with them. What one prints,
+/// all print; the first that fails ends the others, and this process with its status. Returns only by throwing.
+[[noreturn]] void become_local_ranks(int ranks, const std::vector<std::string>& command_line) {
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) ::signal(signal, on_ending_signal);
+  set_env("WORLD_SIZE", std::to_string(ranks));
+  set_env("LOCAL_WORLD_SIZE", std::to_string(ranks));
+  set_env("MASTER_ADDR", "127.0.0.1");
+  set_env("MASTER_PORT", std::to_string(free_loopback_port()));
+  set_env("TRIREME_TOKEN", to_hex(random_bytes(32)));
+  std::map<pid_t, int> running;  // rank by process
+  for (int rank = 0; rank < ranks; ++rank) {
+    set_env("RANK", std::to_string(rank));
+    set_env("LOCAL_RANK", std::to_string(rank));
+    running[start_rank(command_line)] = rank;
+  }
+  const auto tell = [&](int signal) {
+    for (const auto& [process, rank] : running) kill(process, signal);
+  };
+  int result = 0;
+  auto patience = std::chrono::steady_clock::time_point::max();
+  while (!running.empty()) {
+    if (const int signal = ending_signal; signal != 0) {
+      ending_signal = 0;
+      tell(signal);
+    }
+    int status = 0;
+    const pid_t ended = waitpid(-1, &status, WNOHANG);
+    if (ended > 0 && running.erase(ended) != 0) {
+      if (result == 0 && status_of(status) != 0) {
+        result = status_of(status);
+        patience = std::chrono::steady_clock::now() + kLocalRanksGrace;
+      }
+      continue;
+    }
+    if (ended < 0 && errno == ECHILD) break;
+    if (std::chrono::steady_clock::now() >= patience) {
+      tell(SIGKILL);
+      patience = std::chrono::steady_clock::time_point::max();
+    }
+    std::this_thread::sleep_for(kLocalRanksLook);
+  }
+  std::_Exit(result);
 }
 
 /// What ranks must have alike. Interfaces have other names on other hosts, and what a rank prints is its own affair.

@@ -1,7 +1,7 @@
 // cli/start_ranks.h -- runs a command's body on its ranks, wherever the recipe and the launcher say they are.
 //
 // Threads of this process; or processes: those that mpirun, srun or torchrun started, or, when MPI or UCX was asked for
-// and nobody started anything, this program again, under mpirun or as processes of this machine (local_ranks.h).
+// and nobody started anything, this program again, under mpirun or as processes of this machine.
 // Depends on: comm, spec.
 #pragma once
 

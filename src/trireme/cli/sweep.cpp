@@ -117,14 +117,16 @@ void add_sweep_command(Command& app, Context& context) {
   command.add_option("--steps", flags->steps, "steps of a whole training; default: the recipe's train.steps")
       .positive();
   command.add_option("--min-steps", experiment.options.min_steps, "steps before the first evaluation").positive();
-  command.add_option("--divisor", experiment.options.divisor, "eta: this part of a rung goes on").within(2, 100);
+  command.add_option("--eta", experiment.options.divisor, "1 of so many trials of a rung goes on (reduction factor)")
+      .within(2, 100);
   command.add_option("--rungs", experiment.options.rungs, "rungs, fewer where the steps do not suffice").positive();
   add_choice<experiment::Mode>(command, "--mode", experiment.options.mode,
                                {{"aggressive", experiment::Mode::kAggressive},
                                 {"standard", experiment::Mode::kStandard},
                                 {"conservative", experiment::Mode::kConservative}},
                                "adaptive-asha: how early it dares to stop");
-  command.add_option("--concurrent", experiment.options.concurrent, "adaptive-asha: trials at once, over all brackets")
+  command
+      .add_option("--max-concurrent", experiment.options.concurrent, "adaptive-asha: trials at once, over all brackets")
       .positive();
   command.add_option("--rounds", experiment.options.rounds, "pbt, median: evaluations of a whole trial").positive();
   command.add_option("--seed", experiment.options.seed, "of the settings that are drawn");

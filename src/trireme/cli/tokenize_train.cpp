@@ -65,7 +65,7 @@ void add_tokenize_train(Command& tokenize, Context& context) {
                      "Special tokens, which get the first ids; default <|endoftext|>");
   command.add_option("--bos", options->training.begin, "A special token that is put before every text; default none");
   command
-      .add_option("--least-count", options->training.least_count,
+      .add_option("--min-frequency", options->training.least_count,
                   "Pairs that are less frequent are not merged; default 2")
       .positive();
   command.add_option("-o,--out", options->out, "The tokenizer.json to write").required();

@@ -72,22 +72,22 @@ void Watch::look(bool around) {
   for (const auto& [id, sweep] : sweeps_) {
     const experiment::Overview* overview = sweep->overview();
     if (!around && (overview == nullptr || overview->state != experiment::ExperimentState::kRunning)) continue;
-    const WatchedSweep::News news = sweep->look(now);
-    if (news.alert) {
-      sweep_alerts_.emplace_back(id, *news.alert);
-      tell(*news.alert, id, sweep->place().name, false);
+    const WatchedSweep::Changes changes = sweep->look(now);
+    if (changes.alert) {
+      sweep_alerts_.emplace_back(id, *changes.alert);
+      tell(*changes.alert, id, sweep->place().name, false);
     }
-    if (news.changed && !first_) parts_.feed.publish("sweep", observe::line_of(sweep->summary_json()));
+    if (changes.changed && !first_) parts_.feed.publish("sweep", observe::line_of(sweep->summary_json()));
   }
   first_ = false;
 }
 
 /// Many at once, such as at the beginning, are shared by threads: reading a long run is all work.
 void Watch::look_at(const std::vector<WatchedRun*>& due, double now) {
-  std::vector<WatchedRun::News> news(due.size());
+  std::vector<WatchedRun::Changes> changes(due.size());
   std::atomic<std::size_t> next = 0;
   const auto work = [&] {
-    for (std::size_t i = next++; i < due.size(); i = next++) news[i] = due[i]->look(now);
+    for (std::size_t i = next++; i < due.size(); i = next++) changes[i] = due[i]->look(now);
   };
   const std::size_t helpers =
       first_ ? std::min<std::size_t>(std::max(1U, std::thread::hardware_concurrency()), due.size() / 4 + 1) - 1 : 0;
@@ -96,24 +96,24 @@ void Watch::look_at(const std::vector<WatchedRun*>& due, double now) {
   work();
   for (std::thread& thread : threads) thread.join();
   if (first_) return;
-  for (std::size_t i = 0; i < due.size(); ++i) publish(*due[i], news[i]);
+  for (std::size_t i = 0; i < due.size(); ++i) publish(*due[i], changes[i]);
 }
 
-void Watch::publish(const WatchedRun& run, const WatchedRun::News& news) {
-  for (const StepRow& row : news.rows) {
+void Watch::publish(const WatchedRun& run, const WatchedRun::Changes& changes) {
+  for (const StepRow& row : changes.rows) {
     if (!std::isfinite(row.seconds)) continue;
     parts_.metrics
         .histogram("trireme_step_seconds", "Time of a training step, of those seen since the page was started",
                    http::time_bounds(), {{"run", run.place().name}})
         .observe(row.seconds);
   }
-  for (const Alert& alert : news.alerts) tell(alert, run.place().id, run.place().name, true);
-  if (!news.changed) return;
+  for (const Alert& alert : changes.alerts) tell(alert, run.place().id, run.place().name, true);
+  if (!changes.changed) return;
   Json event{{"run", run.summary_json()}, {"rows", Json::array()}};
   // A page that missed steps asks for the curves again.
-  event["restarted"] = news.restarted || news.rows.size() > kRowsInEvent;
-  if (news.rows.size() <= kRowsInEvent) {
-    for (const StepRow& row : news.rows) {
+  event["restarted"] = changes.restarted || changes.rows.size() > kRowsInEvent;
+  if (changes.rows.size() <= kRowsInEvent) {
+    for (const StepRow& row : changes.rows) {
       Json numbers = Json::array();
       for (const double number : numbers_of(row)) numbers.push_back(short_number(number));
       event["rows"].push_back(std::move(numbers));

@@ -47,7 +47,7 @@ class Watch {
  private:
   void find();
   void look_at(const std::vector<WatchedRun*>& due, double now);
-  void publish(const WatchedRun& run, const WatchedRun::News& news);
+  void publish(const WatchedRun& run, const WatchedRun::Changes& changes);
   void tell(const Alert& alert, const std::string& id, const std::string& name, bool is_run);
   observe::Json alerts_json() const;
 

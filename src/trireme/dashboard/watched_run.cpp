@@ -150,8 +150,8 @@ RunState WatchedRun::state_now(double now) {
   return RunState::kFailed;
 }
 
-WatchedRun::News WatchedRun::look(double now) {
-  News news;
+WatchedRun::Changes WatchedRun::look(double now) {
+  Changes changes;
   const bool bulk = metrics_.offset() == 0;
   bool forgot = false;
   const auto change = metrics_.read(
@@ -172,13 +172,13 @@ WatchedRun::News WatchedRun::look(double now) {
         loss_.add(static_cast<double>(row->step), row->loss);
         if (detail_) detail_->add(*row);
         note_recent(*row);
-        news.rows.push_back(*row);
+        changes.rows.push_back(*row);
       });
   if ((bulk || forgot) && change != LineTail::Change::kNone) {
     for (const std::string& line : last_lines(metrics_.file(), kRecentBytes)) {
       if (const auto row = scan_row(line)) note_recent(*row);
     }
-    news.restarted = true;
+    changes.restarted = true;
   }
   events_.read(
       [&] {
@@ -188,7 +188,7 @@ WatchedRun::News WatchedRun::look(double now) {
         stop_why_.reset();
         summary_.started = 0;
       },
-      [&](std::string_view line) { take_event(line, first_look_ ? nullptr : &news.alerts); });
+      [&](std::string_view line) { take_event(line, first_look_ ? nullptr : &changes.alerts); });
 
   locked_ = experiment::is_file_locked(place_.path / "lock");
   if (const double beat = modified_at(place_.path / "heartbeat.json"); beat != heartbeat_) {
@@ -216,7 +216,7 @@ WatchedRun::News WatchedRun::look(double now) {
     Alert alert{
         .time = now, .severity = severity, .kind = std::move(kind), .text = std::move(text), .step = summary_.step};
     alerts_.push_back(alert);
-    if (!first_look_) news.alerts.push_back(std::move(alert));
+    if (!first_look_) changes.alerts.push_back(std::move(alert));
   };
   if (summary_.state == RunState::kHanging && before != RunState::kHanging)
     tell(Severity::kCritical, "hanging", summary_.why);
@@ -234,9 +234,9 @@ WatchedRun::News WatchedRun::look(double now) {
   }
   first_look_ = false;
   const std::string shown = observe::line_of(summary_json());
-  news.changed = shown != shown_ || change != LineTail::Change::kNone;
+  changes.changed = shown != shown_ || change != LineTail::Change::kNone;
   shown_ = shown;
-  return news;
+  return changes;
 }
 
 Json WatchedRun::summary_json() const {

@@ -60,14 +60,14 @@ class WatchedRun {
  public:
   explicit WatchedRun(RunPlace place);
 
-  struct News {
+  struct Changes {
     bool changed = false;    ///< the summary is another one
     bool restarted = false;  ///< steps were taken back, or many came at once: curves must be asked for again
     std::vector<StepRow> rows = {};
     std::vector<Alert> alerts = {};  ///< that are new
   };
   /// Reads what is new.
-  News look(double now);
+  Changes look(double now);
 
   const RunPlace& place() const { return place_; }
   const RunSummary& summary() const { return summary_; }

@@ -62,11 +62,11 @@ WatchedSweep::Signature WatchedSweep::signature() const {
   return now;
 }
 
-WatchedSweep::News WatchedSweep::look(double now) {
+WatchedSweep::Changes WatchedSweep::look(double now) {
   const Signature current = signature();
   if (seen_ && current == *seen_) return {};
   const bool was_done = overview_ && overview_->state == ExperimentState::kDone;
-  News news{.changed = true};
+  Changes changes{.changed = true};
   try {
     overview_ = overview_of(experiment::ExperimentFolder(place_.path));
     why_.clear();
@@ -77,15 +77,16 @@ WatchedSweep::News WatchedSweep::look(double now) {
   seen_ = signature();
   if (!first_ && overview_ && !was_done && overview_->state == ExperimentState::kDone) {
     const auto& best = overview_->best;
-    news.alert = Alert{.time = now,
-                       .severity = Severity::kInfo,
-                       .kind = "experiment_done",
-                       .text = best ? fmt::format("sweep {} is done: trial {} is the best, validation loss {:.4f}: {}",
-                                                  place_.name, best->trial, best->value, to_text(best->setting))
-                                    : fmt::format("sweep {} is done; no trial was evaluated", place_.name)};
+    changes.alert =
+        Alert{.time = now,
+              .severity = Severity::kInfo,
+              .kind = "experiment_done",
+              .text = best ? fmt::format("sweep {} is done: trial {} is the best, validation loss {:.4f}: {}",
+                                         place_.name, best->trial, best->value, to_text(best->setting))
+                           : fmt::format("sweep {} is done; no trial was evaluated", place_.name)};
   }
   first_ = false;
-  return news;
+  return changes;
 }
 
 Json WatchedSweep::summary_json() const {

@@ -17,11 +17,11 @@ class WatchedSweep {
  public:
   explicit WatchedSweep(ExperimentPlace place);
 
-  struct News {
+  struct Changes {
     bool changed = false;
     std::optional<Alert> alert = {};
   };
-  News look(double now);
+  Changes look(double now);
 
   const ExperimentPlace& place() const { return place_; }
   /// Null when the folder could not be read; `why` says why.

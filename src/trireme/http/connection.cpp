@@ -61,8 +61,8 @@ bool Connection::write_at_once(std::string_view bytes) {
   return sent == static_cast<ssize_t>(bytes.size());
 }
 
-void Connection::begin_request(const Pace& pace) {
-  pace_ = pace;
+void Connection::begin_request(const RequestLimits& limits) {
+  limits_ = limits;
   read_ = written_ = 0;
   timed_out_ = false;
 }
@@ -73,7 +73,7 @@ void Connection::end_request() {
 }
 
 ssize_t Connection::read(char* into, std::size_t size) {
-  size = static_cast<std::size_t>(std::min<std::uint64_t>(size, pace_.most_bytes - read_));
+  size = static_cast<std::size_t>(std::min<std::uint64_t>(size, limits_.most_bytes - read_));
   if (size == 0) return -1;
   if (const std::string_view here = gathered(); !here.empty()) {
     const std::size_t bytes = here.copy(into, size);
@@ -89,7 +89,7 @@ ssize_t Connection::read(char* into, std::size_t size) {
     }
     if (errno == EINTR) continue;
     if (!try_again()) return -1;
-    if (!ready(socket_, POLLIN, pace_.read_until)) {
+    if (!ready(socket_, POLLIN, limits_.read_until)) {
       timed_out_ = true;
       return -1;
     }
@@ -97,7 +97,7 @@ ssize_t Connection::read(char* into, std::size_t size) {
 }
 
 bool Connection::write(std::string_view bytes) {
-  const auto until = Clock::now() + pace_.write_time + std::chrono::milliseconds(bytes.size() / kSlowestBytesPerMs);
+  const auto until = Clock::now() + limits_.write_time + std::chrono::milliseconds(bytes.size() / kSlowestBytesPerMs);
   while (!bytes.empty()) {
     const ssize_t sent = send(socket_, bytes.data(), bytes.size(), MSG_NOSIGNAL);
     if (sent >= 0) {

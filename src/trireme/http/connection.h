@@ -45,12 +45,12 @@ class Connection final : public Wire, public Client {
 
   // ---- while a request runs, by its worker
 
-  struct Pace {
+  struct RequestLimits {
     Clock::time_point read_until;
     std::uint64_t most_bytes = 0;  // that may be read
     std::chrono::milliseconds write_time{10'000};
   };
-  void begin_request(const Pace& pace);
+  void begin_request(const RequestLimits& limits);
   /// No callback runs any more when it returns.
   void end_request();
   ssize_t read(char* into, std::size_t size) override;
@@ -77,7 +77,7 @@ class Connection final : public Wire, public Client {
   const std::string remote_;
   std::string bytes_;
   std::size_t taken_ = 0;  // of bytes_
-  Pace pace_;
+  RequestLimits limits_;
   std::uint64_t read_ = 0, written_ = 0;  // in this request
   bool timed_out_ = false;
   std::atomic<bool> gone_ = false;

@@ -125,7 +125,7 @@ EventFeed::Place EventFeed::place_of(const std::string* last_event_id) const {
   return {.next = last + 1};
 }
 
-EventFeed::News EventFeed::wait(Place& place, Clock::time_point deadline, const std::function<bool()>& enough) {
+EventFeed::NewEvents EventFeed::wait(Place& place, Clock::time_point deadline, const std::function<bool()>& enough) {
   std::unique_lock lock(mutex_);
   changed_.wait_until(lock, deadline, [&] { return place.missed || place.next < next_ || closed_ || enough(); });
   const bool follows = std::ranges::find(followers_, &place) != followers_.end();
@@ -134,12 +134,12 @@ EventFeed::News EventFeed::wait(Place& place, Clock::time_point deadline, const 
     place = {.next = follows ? place.next : oldest(), .since = place.since};
     return {.missed = true};
   }
-  News news{.closed = closed_};
+  NewEvents found{.closed = closed_};
   while (place.next < next_) {
-    news.text += texts_[static_cast<std::size_t>(place.next - oldest())].text;
+    found.text += texts_[static_cast<std::size_t>(place.next - oldest())].text;
     follows ? pass(place) : void(++place.next);
   }
-  return news;
+  return found;
 }
 
 Response follow(EventFeed& feed, const Request& request, FollowOptions options) {
@@ -169,13 +169,13 @@ Response follow(EventFeed& feed, const Request& request, FollowOptions options) 
     };
     bool sent = !fresh || begin(false);
     while (sent && !over()) {
-      const EventFeed::News news = feed.wait(place, Clock::now() + options.heartbeat, over);
-      if (news.missed) {
+      const EventFeed::NewEvents found = feed.wait(place, Clock::now() + options.heartbeat, over);
+      if (found.missed) {
         sent = begin(true);
         continue;
       }
-      sent = news.text.empty() ? events.heartbeat() : events.send_text(news.text);
-      if (news.closed) return;
+      sent = found.text.empty() ? events.heartbeat() : events.send_text(found.text);
+      if (found.closed) return;
     }
   });
 }

@@ -1,6 +1,6 @@
 // http/events.h -- server-sent events: their text, one client's stream, and a feed that many clients follow.
 //
-//   EventFeed feed;                                                          // whoever has news
+//   EventFeed feed;                                                          // whoever has new events
 //   feed.publish("step", json);
 //   server.get("/events", [&](const Request& r) { return follow(feed, r); });  // each browser
 //
@@ -80,13 +80,13 @@ class EventFeed {
   /// Events that clients have not taken yet.
   QueueReading queue() const;
 
-  struct News {
+  struct NewEvents {
     std::string text;  // of all new events
     bool missed = false, closed = false;
   };
-  /// Waits for news until `deadline`, or until `enough` holds at a wake(), and moves `place` behind them. Where events
-  /// were missed it says only that, and `place` is at the oldest one.
-  News wait(Place& place, std::chrono::steady_clock::time_point deadline, const std::function<bool()>& enough);
+  /// Waits for new events until `deadline`, or until `enough` holds at a wake(), and moves `place` behind them. Where
+  /// events were missed it says only that, and `place` is at the oldest one.
+  NewEvents wait(Place& place, std::chrono::steady_clock::time_point deadline, const std::function<bool()>& enough);
 
  private:
   const std::size_t keep_;

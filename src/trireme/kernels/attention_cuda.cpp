@@ -27,7 +27,6 @@
 
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
-#include "trireme/base/plugin.h"
 #include "trireme/kernels/attention_cudnn.h"
 #include "trireme/kernels/autotune.h"
 #include "trireme/kernels/cuda.h"
@@ -203,16 +202,6 @@ struct Plain {
   }
 };
 
-const CudaBlockKernels& block_kernels() {
-  static const CudaBlockKernels* const table = [] {
-    cuda();  // whether the library runs here at all
-    const CudaBlockKernels* loaded = Plugin::load("cuda").function<CudaBlocksEntry>(kCudaBlocksEntry)();
-    device::check_cuda_table("block-sparse attention's", loaded->header, kCudaBlockHeader);
-    return loaded;
-  }();
-  return *table;
-}
-
 /// Rows in steps of 16 bytes: what the copies of the tensor cores' kernel ask for.
 bool in_steps(std::initializer_list<const at::Tensor*> tensors) {
   return std::all_of(tensors.begin(), tensors.end(), [](const at::Tensor* t) {
@@ -250,7 +239,8 @@ void plain_forward(const AttentionResult& result, const at::Tensor& q, const at:
   plain.call.lse = result.lse.mutable_data_ptr();
   if (options.blocks != nullptr) {
     const CudaBlocks blocks = cuda_blocks(q, options, {&q, &k, &v, &result.out});
-    check_cuda(block_kernels().forward(plain.call, blocks, attention_element(q), cuda_stream()), "block attention");
+    check_cuda(cuda_block_kernels().forward(plain.call, blocks, attention_element(q), cuda_stream()),
+               "block attention");
     return;
   }
   check_cuda(cuda().attention_forward(plain.call, attention_element(q), cuda_stream()), "attention_forward");
@@ -269,7 +259,8 @@ void plain_backward(const AttentionGradients& into, const at::Tensor& dout, cons
       set_attention_strides(call.dv_strides, into.dv);
   if (options.blocks != nullptr) {
     const CudaBlocks blocks = cuda_blocks(q, options, {&q, &k, &v, &out, &dout, &into.dq, &into.dk, &into.dv});
-    check_cuda(block_kernels().backward(call, blocks, attention_element(q), cuda_stream()), "block attention backward");
+    check_cuda(cuda_block_kernels().backward(call, blocks, attention_element(q), cuda_stream()),
+               "block attention backward");
     return;
   }
   check_cuda(cuda().attention_backward(call, attention_element(q), cuda_stream()), "attention_backward");

@@ -4,34 +4,49 @@
 #include <ATen/ops/empty.h>
 
 #include "trireme/base/plugin.h"
-#include "trireme/kernels/cuda_compress.h"
+#include "trireme/kernels/cuda_compress_table.h"
+#include "trireme/kernels/cuda_inference_table.h"
+#include "trireme/kernels/cuda_moe_table.h"
+#include "trireme/kernels/sparse/cuda_blocks.h"
 
 namespace trireme::kernels {
 namespace {
 
-const CudaKernels* load() {
+template <typename Entry>
+auto load_table(const char* entry, std::string_view whose, const device::CudaTableHeader& expected) {
   device::cuda_runtime();  // whether the library runs here at all
-  const CudaKernels* table = Plugin::load("cuda").function<CudaKernelsEntry>(kCudaKernelsEntry)();
-  device::check_cuda_table("operators'", table->header, kCudaKernelsHeader);
-  return table;
-}
-
-const CudaCompressKernels* load_compress() {
-  device::cuda_runtime();
-  const CudaCompressKernels* table = Plugin::load("cuda").function<CudaCompressEntry>(kCudaCompressEntry)();
-  device::check_cuda_table("compression's", table->header, kCudaCompressHeader);
+  const auto* table = Plugin::load("cuda").function<Entry>(entry)();
+  device::check_cuda_table(whose, table->header, expected);
   return table;
 }
 
 }  // namespace
 
 const CudaKernels& cuda() {
-  static const CudaKernels* const table = load();
+  static const auto* const table = load_table<CudaKernelsEntry>(kCudaKernelsEntry, "operators'", kCudaKernelsHeader);
+  return *table;
+}
+
+const CudaBlockKernels& cuda_block_kernels() {
+  static const auto* const table =
+      load_table<CudaBlocksEntry>(kCudaBlocksEntry, "block-sparse attention's", kCudaBlockHeader);
   return *table;
 }
 
 const CudaCompressKernels& cuda_compress() {
-  static const CudaCompressKernels* const table = load_compress();
+  static const auto* const table =
+      load_table<CudaCompressEntry>(kCudaCompressEntry, "compression's", kCudaCompressHeader);
+  return *table;
+}
+
+const CudaInference& cuda_inference() {
+  static const auto* const table =
+      load_table<CudaInferenceEntry>(kCudaInferenceEntry, "inference's", kCudaInferenceHeader);
+  return *table;
+}
+
+const CudaMoeKernels& cuda_moe() {
+  static const auto* const table = load_table<CudaMoeEntry>(kCudaMoeEntry, "experts'", kCudaMoeHeader);
   return *table;
 }
 

@@ -1,4 +1,4 @@
-// kernels/cuda.h -- how the operators reach their bodies for GPUs: their table of libtrireme_cuda, loaded at the first
+// kernels/cuda.h -- how operators reach their bodies for GPUs: the tables of libtrireme_cuda, each loaded at the first
 // call. They launch on the current stream of device/stream.h.
 //
 // Depends on: base, device, cuda_table.h.
@@ -15,8 +15,17 @@ class Tensor;
 
 namespace trireme::kernels {
 
-/// ConfigError where the library is missing, is another version's, or has no code for the GPU in use.
+struct CudaBlockKernels;     // sparse/cuda_blocks.h
+struct CudaCompressKernels;  // cuda_compress_table.h
+struct CudaInference;        // cuda_inference_table.h
+struct CudaMoeKernels;       // cuda_moe_table.h
+
+// ConfigError where the library is missing, is another version's, or has no code for the GPU in use.
 const CudaKernels& cuda();
+const CudaBlockKernels& cuda_block_kernels();
+const CudaCompressKernels& cuda_compress();
+const CudaInference& cuda_inference();
+const CudaMoeKernels& cuda_moe();
 using device::check_cuda;
 using device::cuda_capturing;
 using device::cuda_stream;

@@ -4,23 +4,12 @@
 #include <ATen/ops/empty_like.h>
 
 #include "trireme/base/error.h"
-#include "trireme/base/plugin.h"
 #include "trireme/kernels/arguments.h"
 #include "trireme/kernels/cuda.h"
 #include "trireme/kernels/cuda_moe_table.h"
 
 namespace trireme::kernels {
 namespace {
-
-const CudaMoeKernels& moe_kernels() {
-  static const CudaMoeKernels* const table = [] {
-    device::cuda_runtime();  // whether the library runs here at all
-    const CudaMoeKernels* loaded = Plugin::load("cuda").function<CudaMoeEntry>(kCudaMoeEntry)();
-    device::check_cuda_table("experts'", loaded->header, kCudaMoeHeader);
-    return loaded;
-  }();
-  return *table;
-}
 
 CudaRouter router_call(const at::Tensor& logits, const ExpertRouting& routing, const ExpertRouter& router) {
   return {.logits = logits.const_data_ptr(),
@@ -88,13 +77,13 @@ ExpertRouting route_experts(const at::Tensor& logits, const at::Tensor& bias, co
   call.partial = partial.mutable_data_ptr<double>();
   call.room = room.mutable_data_ptr<double>();
   call.terms = out.terms.mutable_data_ptr<double>();
-  check_cuda(moe_kernels().route(call, cuda_stream()), "route_experts");
+  check_cuda(cuda_moe().route(call, cuda_stream()), "route_experts");
   const CudaRowOrder order{.router = call.router,
                            .gates = call.gates,
                            .row_of = out.row_of.mutable_data_ptr<std::int32_t>(),
                            .row_gates = out.row_gates.mutable_data_ptr(),
                            .ends = out.ends.mutable_data_ptr<std::int32_t>()};
-  check_cuda(moe_kernels().order_rows(order, cuda_stream()), "order_rows");
+  check_cuda(cuda_moe().order_rows(order, cuda_stream()), "order_rows");
   return out;
 }
 
@@ -110,7 +99,7 @@ at::Tensor route_experts_backward(const at::Tensor& grad_gates, const at::Tensor
                                .z_weight = losses.z_weight,
                                .scale = losses.sample,
                                .scale_here = read_or_null(losses.sample_here)};
-  check_cuda(moe_kernels().route_backward(call, cuda_stream()), "route_experts_backward");
+  check_cuda(cuda_moe().route_backward(call, cuda_stream()), "route_experts_backward");
   return out;
 }
 
@@ -123,7 +112,7 @@ at::Tensor permute_rows(const at::Tensor& x, const at::Tensor& row_of) {
                            .tokens = x.size(0),
                            .top_k = row_of.size(1),
                            .width = x.size(1)};
-  check_cuda(moe_kernels().permute(call, Arguments("permute_rows").element(x, "x"), cuda_stream()), "permute_rows");
+  check_cuda(cuda_moe().permute(call, Arguments("permute_rows").element(x, "x"), cuda_stream()), "permute_rows");
   return rows;
 }
 
@@ -146,8 +135,7 @@ at::Tensor combine_rows(const at::Tensor& rows, const at::Tensor& row_of, const 
                            .width = width,
                            .add = read_or_null(add),
                            .add_wide = read_or_null(add_wide)};
-  check_cuda(moe_kernels().combine(call, Arguments("combine_rows").element(rows, "rows"), cuda_stream()),
-             "combine_rows");
+  check_cuda(cuda_moe().combine(call, Arguments("combine_rows").element(rows, "rows"), cuda_stream()), "combine_rows");
   return out;
 }
 
@@ -155,8 +143,8 @@ at::Tensor expert_activation(const at::Tensor& pre, const at::Tensor& gates, Act
   CudaExpertActivation call = activation_call(pre, gates, gated);
   at::Tensor y = at::empty({call.rows, call.width}, pre.options());
   call.y = y.mutable_data_ptr();
-  check_cuda(moe_kernels().activate(call, static_cast<int>(kind), Arguments("expert_activation").element(pre, "pre"),
-                                    cuda_stream()),
+  check_cuda(cuda_moe().activate(call, static_cast<int>(kind), Arguments("expert_activation").element(pre, "pre"),
+                                 cuda_stream()),
              "expert_activation");
   return y;
 }
@@ -170,10 +158,9 @@ ExpertActivationGrad expert_activation_backward(at::Tensor dy, const at::Tensor&
   call.y = dy.mutable_data_ptr();
   call.dpre = grad.pre.mutable_data_ptr();
   call.dgates = grad.gates.mutable_data_ptr();
-  check_cuda(
-      moe_kernels().activate_backward(call, static_cast<int>(kind),
-                                      Arguments("expert_activation_backward").element(pre, "pre"), cuda_stream()),
-      "expert_activation_backward");
+  check_cuda(cuda_moe().activate_backward(call, static_cast<int>(kind),
+                                          Arguments("expert_activation_backward").element(pre, "pre"), cuda_stream()),
+             "expert_activation_backward");
   return grad;
 }
 
@@ -189,7 +176,7 @@ void add_groups(at::Tensor& out, const at::Tensor& from, const at::Tensor& ends,
                            .each = from.numel() / from.size(0),
                            .wide = out.scalar_type() == at::kFloat,
                            .accumulate = accumulate};
-  check_cuda(moe_kernels().add_groups(call, cuda_stream()), "add_groups");
+  check_cuda(cuda_moe().add_groups(call, cuda_stream()), "add_groups");
 }
 
 }  // namespace trireme::kernels

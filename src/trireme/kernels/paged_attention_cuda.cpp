@@ -7,7 +7,8 @@
 #include <utility>
 
 #include "trireme/kernels/arguments.h"
-#include "trireme/kernels/cuda_inference.h"
+#include "trireme/kernels/cuda.h"
+#include "trireme/kernels/cuda_inference_table.h"
 #include "trireme/kernels/paged_attention.h"
 
 namespace trireme::kernels {

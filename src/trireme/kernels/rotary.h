@@ -1,4 +1,4 @@
-// kernels/rotary.h -- rotary positions: pairs of a head's numbers turned by position x frequency.
+// kernels/rotary.h -- rotary positions: pairs of a head's dimensions rotated by position x frequency.
 //
 // Depends on: base.
 #pragma once

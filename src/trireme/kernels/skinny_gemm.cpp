@@ -5,7 +5,8 @@
 
 #include "trireme/base/error.h"
 #include "trireme/kernels/arguments.h"
-#include "trireme/kernels/cuda_inference.h"
+#include "trireme/kernels/cuda.h"
+#include "trireme/kernels/cuda_inference_table.h"
 
 namespace trireme::kernels {
 namespace {

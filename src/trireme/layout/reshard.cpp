@@ -14,7 +14,7 @@ namespace trireme::layout {
 namespace {
 
 /// A part of one segment that a target lacks.
-struct Wish {
+struct NeededRange {
   int target = 0;
   std::size_t segment = 0;
   Index begin = 0, to = 0, count = 0;  ///< begin: global
@@ -23,7 +23,7 @@ struct Wish {
 /// Ranks that hold the same segments, and what others want of these.
 struct Owners {
   std::vector<int> ranks;  ///< ascending
-  std::vector<Wish> wishes;
+  std::vector<NeededRange> needed;
   Index wanted = 0;
 };
 
@@ -142,38 +142,38 @@ class Planner {
                           element_text(placement.shape, first), placement.name, target, layout_of_.size()),
               "give the placements of all ranks that the tensor was spread over");
         }
-        const Wish wish{target, number, first, run.local + first - run.global, last - first};
+        const NeededRange range{target, number, first, run.local + first - run.global, last - first};
         if (place_in(target, *segment) != nullptr) {
-          add_move(target, wish);
+          add_move(target, range);
         } else {
           Owners& owners = owners_[owners_of_[number]];
-          owners.wishes.push_back(wish);
-          owners.wanted += wish.count;
+          owners.needed.push_back(range);
+          owners.wanted += range.count;
         }
       }
     }
   }
 
-  /// Hands the wishes out in their order, so that a target meets few sources and stretches stay whole.
+  /// Hands the needed ranges out in their order, so that a target meets few sources and stretches stay whole.
   void deal(const Owners& owners, const std::vector<Share>& shares) {
     auto share = shares.begin();
     Index left = share->count;
-    for (Wish wish : owners.wishes) {
-      while (wish.count > 0) {
+    for (NeededRange range : owners.needed) {
+      while (range.count > 0) {
         while (left == 0) left = (++share)->count;
-        Wish part = wish;
-        part.count = std::min(wish.count, left);
+        NeededRange part = range;
+        part.count = std::min(range.count, left);
         add_move(share->rank, part);
         left -= part.count;
-        wish.begin += part.count, wish.to += part.count, wish.count -= part.count;
+        range.begin += part.count, range.to += part.count, range.count -= part.count;
       }
     }
   }
 
-  void add_move(int source, const Wish& wish) {
-    const Coverage::Segment& segment = coverage_.segments[wish.segment];
-    const Index from = place_in(source, segment)->local + wish.begin - segment.begin;
-    moves_.push_back({source, wish.target, {from, wish.to, wish.count}});
+  void add_move(int source, const NeededRange& range) {
+    const Coverage::Segment& segment = coverage_.segments[range.segment];
+    const Index from = place_in(source, segment)->local + range.begin - segment.begin;
+    moves_.push_back({source, range.target, {from, range.to, range.count}});
   }
 
   const Coverage::Holder* place_in(int rank, const Coverage::Segment& segment) const {

@@ -236,22 +236,22 @@ nn::Norm Assembly::latent_norm(const std::string& name, std::int64_t rank) {
 std::unique_ptr<nn::Layer> Assembly::latent_attention(const std::string& name, nn::AttentionShape shape) {
   const spec::Mla& mla = shape_.mla;
   const std::int64_t width = shape_.hidden_size, heads = shape_.num_heads;
-  const nn::LatentSizes sizes{.kv_rank = mla.kv_lora_rank,
-                              .nope_size = shape_.head_dim,
-                              .rope_size = mla.qk_rope_head_dim,
-                              .value_size = mla.v_head_dim};
+  const nn::LatentSizes sizes{.kv_lora_rank = mla.kv_lora_rank,
+                              .qk_nope_head_dim = shape_.head_dim,
+                              .qk_rope_head_dim = mla.qk_rope_head_dim,
+                              .v_head_dim = mla.v_head_dim};
   std::optional<nn::LatentProjections::Down> q_down;
   if (mla.q_lora_rank > 0) {
     const nn::Linear down = linear(name + ".q_down", width, mla.q_lora_rank, /*bias=*/false);
     q_down.emplace(nn::LatentProjections::Down{down, latent_norm(name + ".q_norm", mla.q_lora_rank)});
   }
   const nn::Linear q_up = column(name + ".q_up", mla.q_lora_rank > 0 ? mla.q_lora_rank : width,
-                                 {{heads * sizes.key_size(), heads}}, /*bias=*/false);
+                                 {{heads * sizes.qk_head_dim(), heads}}, /*bias=*/false);
   const nn::Linear kv_down = linear(name + ".kv_down", width, mla.kv_lora_rank + mla.qk_rope_head_dim, /*bias=*/false);
   const nn::Norm kv_norm = latent_norm(name + ".kv_norm", mla.kv_lora_rank);
   const nn::Linear kv_up = column(name + ".kv_up", mla.kv_lora_rank,
-                                  {{heads * (sizes.nope_size + sizes.value_size), heads}}, /*bias=*/false);
-  const nn::Linear out = row(name + ".out", {heads * sizes.value_size, heads}, width, shape_.output_bias);
+                                  {{heads * (sizes.qk_nope_head_dim + sizes.v_head_dim), heads}}, /*bias=*/false);
+  const nn::Linear out = row(name + ".out", {heads * sizes.v_head_dim, heads}, width, shape_.output_bias);
   return std::make_unique<nn::LatentAttention>(
       std::move(shape), sizes, nn::LatentProjections{std::move(q_down), q_up, kv_down, kv_norm, kv_up, out}, rotary_,
       nn::make_context_core(parallel_), parallel_);

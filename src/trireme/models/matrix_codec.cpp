@@ -1,13 +1,18 @@
 #include "trireme/models/matrix_codec.h"
+#include "trireme/formats/format_error.h"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/abs.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/bitwise_and.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/floor_divide.h>
+#include <ATen/ops/max.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
+#include <cmath>
 #include <nlohmann/json.hpp>
 
 #include "trireme/base/error.h"
@@ -100,7 +105,7 @@ class Int4Codec final : public MatrixCodec {
       throw ConfigError(fmt::format("{} is [{}, {}]: {} outputs are no whole words of eight, or {} inputs no groups of "
                                     "{}",
                                     name, rows, columns, rows, columns, options_.group),
-                        "give a --group that is a multiple of 8 and divides the inputs, or use int8");
+                        "give a --group-size that is a multiple of 8 and divides the inputs, or use int8");
     }
     const std::int64_t groups = columns / options_.group;
     std::vector<TensorSpec> out{
@@ -140,6 +145,29 @@ class Int4Codec final : public MatrixCodec {
 std::unique_ptr<MatrixCodec> make_codec(const CodecOptions& options) {
   if (options.format == WeightFormat::kInt4) return std::make_unique<Int4Codec>(options);
   return std::make_unique<ChannelCodec>(options.format);
+}
+
+Fp8Blocks to_fp8_blocks(const at::Tensor& matrix) {
+  constexpr float kLargest = 448;
+  const std::int64_t rows = matrix.size(0), columns = matrix.size(1);
+  const at::Tensor values = matrix.to(at::kFloat);
+  Fp8Blocks out{.codes = at::empty({rows, columns}, at::kFloat8_e4m3fn),
+                .scales = at::empty({fp8_blocks(rows), fp8_blocks(columns)}, at::kFloat)};
+  auto* scale = out.scales.mutable_data_ptr<float>();
+  for (std::int64_t row = 0; row < rows; row += kFp8Block) {
+    for (std::int64_t column = 0; column < columns; column += kFp8Block) {
+      const auto block = [&](const at::Tensor& of) {
+        return of.narrow(0, row, std::min(kFp8Block, rows - row))
+            .narrow(1, column, std::min(kFp8Block, columns - column));
+      };
+      const float largest = at::max(at::abs(block(values))).item<float>();
+      if (!std::isfinite(largest)) throw formats::FormatError("a matrix with NaN or Inf has no FP8 form");
+      *scale = largest > 0 ? largest / kLargest : 1;
+      block(out.codes).copy_((block(values) / *scale).clamp(-kLargest, kLargest).to(at::kFloat8_e4m3fn));
+      ++scale;
+    }
+  }
+  return out;
 }
 
 }  // namespace trireme::models

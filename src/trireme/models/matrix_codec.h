@@ -6,6 +6,7 @@
 // Depends on: base, formats, kernels, quantised_tensors.h.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <utility>
@@ -34,5 +35,19 @@ struct CodecOptions {
   QuantisedLayout layout = QuantisedLayout::kGptq;  ///< int4: GPTQ's or AWQ's
 };
 std::unique_ptr<MatrixCodec> make_codec(const CodecOptions& options);
+
+// Matrices as DeepSeek-V3 publishes them: codes of 8 bits (e4m3) and a scale for each 128 x 128. A scale is the block's
+// largest magnitude over the largest code, 448, and 1 for a block of zeros; a value is its code times the scale, which
+// is what the file calls weight_scale_inv.
+
+inline constexpr std::int64_t kFp8Block = 128;
+inline constexpr std::int64_t fp8_blocks(std::int64_t size) { return (size + kFp8Block - 1) / kFp8Block; }
+
+struct Fp8Blocks {
+  at::Tensor codes;   ///< float8_e4m3fn [rows, columns]
+  at::Tensor scales;  ///< float [blocks down, blocks across]
+};
+/// To the nearest code, ties to even. A NaN or Inf is an error of whoever has it: FormatError.
+Fp8Blocks to_fp8_blocks(const at::Tensor& matrix);
 
 }  // namespace trireme::models

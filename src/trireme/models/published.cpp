@@ -18,7 +18,6 @@
 #include "trireme/formats/format_error.h"
 #include "trireme/formats/hf_writer.h"
 #include "trireme/models/families/families.h"
-#include "trireme/models/fp8_blocks.h"
 #include "trireme/models/matrix_codec.h"
 #include "trireme/spec/model_config.h"
 
@@ -425,7 +424,7 @@ void save_published_like(const formats::HfDirectory& source, Model& model, const
         writer.write(stored_tensor.info->name, stored_tensor.bytes());
         continue;
       }
-      const Fp8Matrix matrix = to_fp8_blocks(now);
+      const Fp8Blocks matrix = to_fp8_blocks(now);
       writer.write(stored_tensor.info->name, bytes_of(matrix.codes));
       scales[fmt::format("{}{}", stored_tensor.info->name, kScaleSuffix)] = matrix.scales;
       continue;
@@ -532,7 +531,7 @@ void save_published(Model& model, const std::filesystem::path& path, formats::Dt
     }
     if (blocks && is_layer_matrix(tensor)) {
       const at::Tensor numbers = read(*tensor.param, begin, end).view({tensor.rows, row});
-      const Fp8Matrix matrix = to_fp8_blocks(tensor.transposed ? numbers.t() : numbers);
+      const Fp8Blocks matrix = to_fp8_blocks(tensor.transposed ? numbers.t() : numbers);
       writer.write(tensor.name, bytes_of(matrix.codes));
       writer.write(fmt::format("{}{}", tensor.name, kScaleSuffix), bytes_of(matrix.scales));
       continue;

@@ -113,7 +113,7 @@ at::Tensor copied(const HfTensor& tensor) {
 
 at::Tensor finite_floats(const HfTensor& tensor) {
   at::Tensor out = copied(tensor).to(at::kFloat);
-  if (!at::all(at::isfinite(out)).item<bool>()) throw FormatError(about(tensor) + ", with scales that are not numbers");
+  if (!at::all(at::isfinite(out)).item<bool>()) throw FormatError(about(tensor) + ", with scales that are NaN or Inf");
   return out;
 }
 

@@ -103,16 +103,17 @@ at::Tensor SelfAttention::backward(at::Tensor dy, Context& context, Tape& tape) 
 CrossAttention::CrossAttention(AttentionShape shape, Linear q, Linear kv, Linear out, const ParallelContext& parallel)
     : shape_(std::move(shape)), q_(q), kv_(kv), out_(out), parallel_(&parallel) {}
 
-std::vector<CrossAttention::Stretch> CrossAttention::stretches(const Context& context, std::int64_t queries) const {
+std::vector<CrossAttention::QueryRange> CrossAttention::query_ranges(const Context& context,
+                                                                     std::int64_t queries) const {
   const at::Tensor &documents = context.sequence.documents, &memory = context.source.documents;
   if (parallel_->tokens.ranks() == 1)
     return {{.queries = {0, queries}, .place = {.query_documents = documents, .key_documents = memory}}};
-  std::vector<Stretch> found;
+  std::vector<QueryRange> found;
   std::int64_t at = 0;
   for (const TokenRange& range : parallel_->tokens.mine(context.sequence.row_length)) {
-    Stretch& stretch = found.emplace_back(Stretch{.at = at, .queries = range, .place = {.query = range.first}});
-    if (documents.defined()) stretch.place.query_documents = documents.narrow(1, range.first, range.count).contiguous();
-    stretch.place.key_documents = memory;
+    QueryRange& piece = found.emplace_back(QueryRange{.at = at, .queries = range, .place = {.query = range.first}});
+    if (documents.defined()) piece.place.query_documents = documents.narrow(1, range.first, range.count).contiguous();
+    piece.place.key_documents = memory;
     at += range.count;
   }
   TRIREME_CHECK(at == queries, "{} queries where {} were expected", queries, at);
@@ -122,8 +123,8 @@ std::vector<CrossAttention::Stretch> CrossAttention::stretches(const Context& co
 double CrossAttention::flops(const Context& context, const at::Tensor& q, const at::Tensor& rows) const {
   const at::Tensor documents = documents_on_host(context.sequence);
   double flops = 0;
-  for (const Stretch& stretch : stretches(context, q.size(1))) {
-    TokenSpan queries{.first = stretch.queries.first, .count = stretch.queries.count};
+  for (const QueryRange& range : query_ranges(context, q.size(1))) {
+    TokenSpan queries{.first = range.queries.first, .count = range.queries.count};
     if (documents.defined()) queries.documents = documents.narrow(1, queries.first, queries.count);
     const double pairs =
         visible_pairs({shape_.causal, shape_.window}, queries, all_tokens(context.source, rows.size(1)), q.size(0));
@@ -148,9 +149,9 @@ Tensors CrossAttention::forward(Tensors inputs, Context& context, Tape* tape) {
   const at::Tensor rows = rows_of(kv);
   context.flops += flops(context, q, rows);
   std::vector<at::Tensor> outs, lses;
-  for (const Stretch& stretch : stretches(context, q.size(1))) {
+  for (const QueryRange& range : query_ranges(context, q.size(1))) {
     CoreResult result =
-        forward_block(shape_, stretch.place, context, q.narrow(1, stretch.at, stretch.queries.count),
+        forward_block(shape_, range.place, context, q.narrow(1, range.at, range.queries.count),
                       rows.narrow(2, 0, shape_.num_kv_heads), rows.narrow(2, shape_.num_kv_heads, shape_.num_kv_heads));
     outs.push_back(std::move(result.out));
     lses.push_back(std::move(result.lse));
@@ -173,17 +174,17 @@ Tensors CrossAttention::backward(Tensors gradients, Context& context, Tape& tape
   at::Tensor dq = at::empty_like(q), dkv = at::empty_like(kv);
   if (parallel_->tokens.ranks() == 1) {
     CoreGradients parts{dq, keys(dkv), values(dkv)};
-    backward_block(shape_, stretches(context, q.size(1))[0].place, context, parts, dout, q, keys(rows), values(rows),
+    backward_block(shape_, query_ranges(context, q.size(1))[0].place, context, parts, dout, q, keys(rows), values(rows),
                    {out, lse});
   } else {
     at::Tensor sums =
         at::zeros(rows.sizes(), rows.options().dtype(q.scalar_type() == at::kDouble ? at::kDouble : at::kFloat));
     at::Tensor seen = at::empty_like(rows);
-    for (const Stretch& stretch : stretches(context, q.size(1))) {
-      const auto mine = [&](const at::Tensor& tensor) { return tensor.narrow(1, stretch.at, stretch.queries.count); };
+    for (const QueryRange& range : query_ranges(context, q.size(1))) {
+      const auto mine = [&](const at::Tensor& tensor) { return tensor.narrow(1, range.at, range.queries.count); };
       CoreGradients parts{mine(dq), keys(seen), values(seen)};
-      backward_block(shape_, stretch.place, context, parts, mine(dout), mine(q), keys(rows), values(rows),
-                     {mine(out).contiguous(), lse.narrow(2, stretch.at, stretch.queries.count).contiguous()});
+      backward_block(shape_, range.place, context, parts, mine(dout), mine(q), keys(rows), values(rows),
+                     {mine(out).contiguous(), lse.narrow(2, range.at, range.queries.count).contiguous()});
       sums.add_(seen);
     }
     dkv.copy_(reduce_rows(*parallel_, sums));

@@ -61,12 +61,12 @@ class CrossAttention final : public Layer {
 
  private:
   /// Neighbouring queries of this rank, and where they stand.
-  struct Stretch {
+  struct QueryRange {
     std::int64_t at = 0;
     TokenRange queries;
     BlockPlace place;
   };
-  std::vector<Stretch> stretches(const Context& context, std::int64_t queries) const;
+  std::vector<QueryRange> query_ranges(const Context& context, std::int64_t queries) const;
   double flops(const Context& context, const at::Tensor& q, const at::Tensor& rows) const;
   /// Keys and values of whole rows, [batch, row, 2 kv heads, head size].
   at::Tensor rows_of(const at::Tensor& kv) const;

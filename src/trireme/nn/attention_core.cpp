@@ -21,7 +21,7 @@ AttentionCore::AttentionCore(AttentionShape shape, std::unique_ptr<ContextCore> 
 }
 
 PairCost pair_cost(const at::Tensor& q, const at::Tensor& v) {
-  return {.heads = q.size(2), .key_size = q.size(3), .value_size = v.size(3)};
+  return {.heads = q.size(2), .qk_head_dim = q.size(3), .v_head_dim = v.size(3)};
 }
 
 TokenSpan all_tokens(const Sequence& sequence, std::int64_t length) {

@@ -14,8 +14,8 @@ namespace trireme::nn {
 
 /// Scores and weighted values of one pass over (query, key) pairs, in so many heads of such sizes.
 struct PairCost {
-  std::int64_t heads = 0, key_size = 0, value_size = 0;
-  double flops(double pairs) const { return 2 * pairs * static_cast<double>(heads * (key_size + value_size)); }
+  std::int64_t heads = 0, qk_head_dim = 0, v_head_dim = 0;
+  double flops(double pairs) const { return 2 * pairs * static_cast<double>(heads * (qk_head_dim + v_head_dim)); }
 };
 PairCost pair_cost(const at::Tensor& q, const at::Tensor& v);
 

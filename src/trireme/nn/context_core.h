@@ -47,7 +47,7 @@ std::unique_ptr<ContextCore> make_context_core(const ParallelContext& parallel);
 struct KeyValues {
   at::Tensor keys, values;
 };
-KeyValues split_key_values(const at::Tensor& both, std::int64_t key_size);
+KeyValues split_key_values(const at::Tensor& both, std::int64_t qk_head_dim);
 
 // One a file; tokens as `split` says, of which ranks of `group` hold the outer shares.
 std::unique_ptr<ContextCore> make_gather_core(const TokenSplit& split, comm::Group& group);

@@ -66,8 +66,8 @@ class GatherCore final : public ContextCore {
     std::int64_t at = 0, count = 0;  // of this rank's queries
     TokenRange keys;
     BlockPlace place;
-    KeyValues seen_in(const at::Tensor& rows, std::int64_t key_size) const {
-      return split_key_values(rows.narrow(1, keys.first, keys.count), key_size);
+    KeyValues seen_in(const at::Tensor& rows, std::int64_t qk_head_dim) const {
+      return split_key_values(rows.narrow(1, keys.first, keys.count), qk_head_dim);
     }
   };
 
@@ -120,8 +120,8 @@ std::unique_ptr<ContextCore> make_gather_core(const TokenSplit& split, comm::Gro
   return std::make_unique<GatherCore>(split, group);
 }
 
-KeyValues split_key_values(const at::Tensor& both, std::int64_t key_size) {
-  return {both.narrow(3, 0, key_size), both.narrow(3, key_size, both.size(3) - key_size)};
+KeyValues split_key_values(const at::Tensor& both, std::int64_t qk_head_dim) {
+  return {both.narrow(3, 0, qk_head_dim), both.narrow(3, qk_head_dim, both.size(3) - qk_head_dim)};
 }
 
 std::unique_ptr<ContextCore> make_context_core(const ParallelContext& parallel) {

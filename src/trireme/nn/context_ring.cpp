@@ -90,8 +90,8 @@ class RingCore final : public ContextCore {
     std::int64_t query = 0, key = 0;
     TokenRange queries, keys;
     BlockPlace place;
-    KeyValues keys_in(const at::Tensor& block, std::int64_t key_size) const {
-      return split_key_values(block.narrow(1, key, keys.count), key_size);
+    KeyValues keys_in(const at::Tensor& block, std::int64_t qk_head_dim) const {
+      return split_key_values(block.narrow(1, key, keys.count), qk_head_dim);
     }
   };
 

@@ -3,7 +3,7 @@
 // Logits are never held for all tokens at once: rows are taken in chunks, and while a chunk's logits are in memory both
 // their loss and their gradients are computed, so the backward pass only hands on what is ready. Weight gradients of
 // the head therefore arise in the forward pass of training. Ranks of a parallel context have a slice of the vocabulary
-// each; what they exchange is three numbers a token, never logits.
+// each; what they exchange is three floats per token, never logits.
 // Where the context has a teacher, the main loss is mixed with the one against the teacher's probabilities:
 // distillation.h.
 // Depends on: base, comm, kernels.

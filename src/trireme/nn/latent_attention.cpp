@@ -17,13 +17,13 @@ LatentAttention::LatentAttention(AttentionShape shape, LatentSizes sizes, Latent
       project_(std::move(projections)),
       rotary_(std::move(rotary)),
       parallel_(&parallel) {
-  TRIREME_CHECK(core_.shape().head_dim == sizes_.key_size() && core_.shape().num_kv_heads == core_.shape().num_heads,
+  TRIREME_CHECK(core_.shape().head_dim == sizes_.qk_head_dim() && core_.shape().num_kv_heads == core_.shape().num_heads,
                 "{} heads of keys of size {} for {} heads of queries of size {}", core_.shape().num_kv_heads,
-                core_.shape().head_dim, core_.shape().num_heads, sizes_.key_size());
+                core_.shape().head_dim, core_.shape().num_heads, sizes_.qk_head_dim());
 }
 
 void LatentAttention::rotate_queries(at::Tensor& q, const Context& context, bool inverse) const {
-  at::Tensor rope = q.narrow(3, sizes_.nope_size, sizes_.rope_size);
+  at::Tensor rope = q.narrow(3, sizes_.qk_nope_head_dim, sizes_.qk_rope_head_dim);
   rotary_->rotate_(rope, sequence_of(context, core_.shape().stream), kernels::RotaryPairs::kNeighbours, inverse);
 }
 
@@ -33,7 +33,7 @@ void LatentAttention::rotate_key(at::Tensor& key, const Context& context, bool i
 }
 
 double LatentAttention::core_flops(const Context& context, std::int64_t batch, std::int64_t tokens) const {
-  return core_.flops(context, batch, tokens, {core_.shape().num_heads, sizes_.key_size(), sizes_.value_size});
+  return core_.flops(context, batch, tokens, {core_.shape().num_heads, sizes_.qk_head_dim(), sizes_.v_head_dim});
 }
 
 LatentAttention::Latents LatentAttention::project_down(const at::Tensor& x, Context& context, Tape* tape) {
@@ -43,8 +43,8 @@ LatentAttention::Latents LatentAttention::project_down(const at::Tensor& x, Cont
     out.q = project_.q_down->norm.forward(latent, context, tape);
   }
   const at::Tensor both = project_.kv_down.forward({.x = x}, {}, context).y;
-  out.kv = project_.kv_norm.forward(both.narrow(2, 0, sizes_.kv_rank).contiguous(), context, tape);
-  out.key = both.narrow(2, sizes_.kv_rank, sizes_.rope_size).contiguous();
+  out.kv = project_.kv_norm.forward(both.narrow(2, 0, sizes_.kv_lora_rank).contiguous(), context, tape);
+  out.key = both.narrow(2, sizes_.kv_lora_rank, sizes_.qk_rope_head_dim).contiguous();
   if (parallel_->splits_sequence()) out.key = all_gather_tokens(out.key, *parallel_->tensor);
   rotate_key(out.key, context, /*inverse=*/false);
   return out;
@@ -53,19 +53,19 @@ LatentAttention::Latents LatentAttention::project_down(const at::Tensor& x, Cont
 at::Tensor LatentAttention::project_queries(Latents& latents, Context& context) const {
   LinearOutput wide = project_.q_up.forward({.x = latents.q}, {}, context);
   latents.q = std::move(wide.saved_input);
-  at::Tensor q = wide.y.view({wide.y.size(0), wide.y.size(1), core_.shape().num_heads, sizes_.key_size()});
+  at::Tensor q = wide.y.view({wide.y.size(0), wide.y.size(1), core_.shape().num_heads, sizes_.qk_head_dim()});
   rotate_queries(q, context, /*inverse=*/false);
   return q;
 }
 
 LatentAttention::Heads LatentAttention::expand(const at::Tensor& q, const at::Tensor& kv, const at::Tensor& key) const {
-  const std::int64_t heads = core_.shape().num_heads, nope = sizes_.nope_size;
-  const at::Tensor wide = kv.view({kv.size(0), kv.size(1), heads, nope + sizes_.value_size});
-  at::Tensor k = at::empty({kv.size(0), kv.size(1), heads, sizes_.key_size()}, kv.options());
+  const std::int64_t heads = core_.shape().num_heads, nope = sizes_.qk_nope_head_dim;
+  const at::Tensor wide = kv.view({kv.size(0), kv.size(1), heads, nope + sizes_.v_head_dim});
+  at::Tensor k = at::empty({kv.size(0), kv.size(1), heads, sizes_.qk_head_dim()}, kv.options());
   k.narrow(3, 0, nope).copy_(wide.narrow(3, 0, nope));
-  k.narrow(3, nope, sizes_.rope_size).copy_(key.unsqueeze(2).expand({-1, -1, heads, -1}));
+  k.narrow(3, nope, sizes_.qk_rope_head_dim).copy_(key.unsqueeze(2).expand({-1, -1, heads, -1}));
   // A copy, so that what is saved for backward does not hold the keys twice.
-  return {q, std::move(k), wide.narrow(3, nope, sizes_.value_size).contiguous()};
+  return {q, std::move(k), wide.narrow(3, nope, sizes_.v_head_dim).contiguous()};
 }
 
 LatentAttention::Heads LatentAttention::project_up(Latents& latents, Context& context) const {
@@ -112,21 +112,21 @@ at::Tensor LatentAttention::backward(at::Tensor dy, Context& context, Tape& tape
     kept = std::move(again.kept);
   }
   const std::int64_t batch = out.size(0), tokens = out.size(1), heads = core_.shape().num_heads;
-  const std::int64_t nope = sizes_.nope_size;
+  const std::int64_t nope = sizes_.qk_nope_head_dim;
   context.flops += 2 * core_flops(context, batch, tokens);
   const at::Tensor dout =
       project_.out.backward({.grad = std::move(dy)}, {.x = merge_heads(out)}, context, tape).grad.view(out.sizes());
 
-  at::Tensor dkv = at::empty({batch, tokens, heads, nope + sizes_.value_size}, out.options());
-  CoreGradients gradients{at::empty({batch, tokens, heads, sizes_.key_size()}, out.options()),
-                          at::empty({batch, tokens, heads, sizes_.key_size()}, out.options()),
-                          dkv.narrow(3, nope, sizes_.value_size)};
+  at::Tensor dkv = at::empty({batch, tokens, heads, nope + sizes_.v_head_dim}, out.options());
+  CoreGradients gradients{at::empty({batch, tokens, heads, sizes_.qk_head_dim()}, out.options()),
+                          at::empty({batch, tokens, heads, sizes_.qk_head_dim()}, out.options()),
+                          dkv.narrow(3, nope, sizes_.v_head_dim)};
   core_.backward(context, gradients, dout, kept);
   kept = {};
   rotate_queries(gradients.q, context, /*inverse=*/true);
   dkv.narrow(3, 0, nope).copy_(gradients.k.narrow(3, 0, nope));
   // One key for all heads: its gradient is the sum over them, of all ranks.
-  at::Tensor dkey = at::sum(gradients.k.narrow(3, nope, sizes_.rope_size), {2});
+  at::Tensor dkey = at::sum(gradients.k.narrow(3, nope, sizes_.qk_rope_head_dim), {2});
   rotate_key(dkey, context, /*inverse=*/true);
   if (parallel_->splits_sequence()) {
     dkey = reduce_scatter_tokens(dkey, *parallel_->tensor);

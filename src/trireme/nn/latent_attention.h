@@ -1,8 +1,8 @@
 // nn/latent_attention.h -- multi-head latent attention (MLA; DeepSeek-V2, 2405.04434, section 2.1).
 //
 // Queries, keys and values come from narrow latents, each normalised: q = up(norm(down(x))), [k | v] of each head =
-// up(norm(latent)). Positions are in a part of their own: rope_size numbers of each query head, and one key of as many
-// that all heads share. So a token's cache is its latent and that key, whatever the number of heads.
+// up(norm(latent)). Positions are in a part of their own: qk_rope_head_dim numbers of each query head, and one key of
+// as many that all heads share. So a token's cache is its latent and that key, whatever the number of heads.
 //
 // Two forms of the same weights. Plain: keys and values of all heads are made, as training and long prefill chunks do.
 // Absorbed: the up-projection of keys is multiplied into the query, that of values into the output, and heads attend to
@@ -25,11 +25,11 @@ namespace trireme::nn {
 
 /// Of one head, and of the latent that keys and values come from.
 struct LatentSizes {
-  std::int64_t kv_rank = 0;    ///< of the latent
-  std::int64_t nope_size = 0;  ///< of queries and keys, without positions
-  std::int64_t rope_size = 0;  ///< of queries and of the shared key, with them
-  std::int64_t value_size = 0;
-  std::int64_t key_size() const { return nope_size + rope_size; }
+  std::int64_t kv_lora_rank = 0;      ///< of the latent
+  std::int64_t qk_nope_head_dim = 0;  ///< of queries and keys, without positions
+  std::int64_t qk_rope_head_dim = 0;  ///< of queries and of the shared key, with them
+  std::int64_t v_head_dim = 0;
+  std::int64_t qk_head_dim() const { return qk_nope_head_dim + qk_rope_head_dim; }
 };
 
 /// Outputs of up-projections are whole heads one after the other: [nope | rope] of queries, [key nope | value].
@@ -50,8 +50,8 @@ struct LatentProjections {
 class LatentAttention final : public ResidualLayer {
  public:
   using UnaryLayer::backward, UnaryLayer::forward;
-  /// `shape` has this rank's heads, as many of keys as of queries, of LatentSizes::key_size(). `rotary` rotates
-  /// rope_size numbers, neighbours as pairs. `core` as SelfAttention's. `parallel` is borrowed.
+  /// `shape` has this rank's heads, as many of keys as of queries, of LatentSizes::qk_head_dim(). `rotary` rotates
+  /// qk_rope_head_dim numbers, neighbours as pairs. `core` as SelfAttention's. `parallel` is borrowed.
   LatentAttention(AttentionShape shape, LatentSizes sizes, LatentProjections projections,
                   std::shared_ptr<RotaryTable> rotary, std::unique_ptr<ContextCore> core = nullptr,
                   const ParallelContext& parallel = single_rank());

@@ -33,27 +33,29 @@ at::Tensor by_head(const at::Tensor& x, const at::Tensor& weights, const Context
 }  // namespace
 
 at::Tensor LatentAttention::absorb_queries(const at::Tensor& q, Context& context) const {
-  const std::int64_t heads = core_.shape().num_heads, nope = sizes_.nope_size;
+  const std::int64_t heads = core_.shape().num_heads, nope = sizes_.qk_nope_head_dim;
   const at::Tensor weights =
-      context.value(project_.kv_up.weight()).view({heads, nope + sizes_.value_size, sizes_.kv_rank});
-  context.flops += gemm_flops(q.size(0) * heads, nope, sizes_.kv_rank);
+      context.value(project_.kv_up.weight()).view({heads, nope + sizes_.v_head_dim, sizes_.kv_lora_rank});
+  context.flops += gemm_flops(q.size(0) * heads, nope, sizes_.kv_lora_rank);
   return at::cat(
-      {by_head(q.narrow(2, 0, nope), weights.narrow(1, 0, nope), context), q.narrow(2, nope, sizes_.rope_size)}, 2);
+      {by_head(q.narrow(2, 0, nope), weights.narrow(1, 0, nope), context), q.narrow(2, nope, sizes_.qk_rope_head_dim)},
+      2);
 }
 
 at::Tensor LatentAttention::absorb_values(const at::Tensor& weighted, Context& context) const {
-  const std::int64_t heads = core_.shape().num_heads, nope = sizes_.nope_size;
+  const std::int64_t heads = core_.shape().num_heads, nope = sizes_.qk_nope_head_dim;
   const at::Tensor weights =
-      context.value(project_.kv_up.weight()).view({heads, nope + sizes_.value_size, sizes_.kv_rank});
-  context.flops += gemm_flops(weighted.size(0) * heads, sizes_.kv_rank, sizes_.value_size);
-  return by_head(weighted.narrow(2, 0, sizes_.kv_rank), weights.narrow(1, nope, sizes_.value_size).transpose(1, 2),
+      context.value(project_.kv_up.weight()).view({heads, nope + sizes_.v_head_dim, sizes_.kv_lora_rank});
+  context.flops += gemm_flops(weighted.size(0) * heads, sizes_.kv_lora_rank, sizes_.v_head_dim);
+  return by_head(weighted.narrow(2, 0, sizes_.kv_lora_rank), weights.narrow(1, nope, sizes_.v_head_dim).transpose(1, 2),
                  context);
 }
 
 at::Tensor LatentAttention::attend_plain(const at::Tensor& q, const at::Tensor& entries, std::int64_t position,
                                          Context& context) const {
-  const at::Tensor kv = project_.kv_up.forward({.x = entries.narrow(2, 0, sizes_.kv_rank).contiguous()}, {}, context).y;
-  const Heads heads = expand(q, kv, entries.narrow(2, sizes_.kv_rank, sizes_.rope_size));
+  const at::Tensor kv =
+      project_.kv_up.forward({.x = entries.narrow(2, 0, sizes_.kv_lora_rank).contiguous()}, {}, context).y;
+  const Heads heads = expand(q, kv, entries.narrow(2, sizes_.kv_lora_rank, sizes_.qk_rope_head_dim));
   const std::int64_t queries = q.size(1), keys = entries.size(1);
   context.flops += pair_cost(q, heads.v)
                        .flops(visible_pairs({true, core_.shape().window}, {.first = keys - queries, .count = queries},
@@ -73,7 +75,7 @@ at::Tensor LatentAttention::attend_latents(Latents& latents, Context& context) c
   const at::Tensor entries = at::cat({latents.kv, latents.key}, 2);
   LatentCache cache(shape, context, entries);
 
-  at::Tensor out = at::empty({q.size(1), shape.num_heads, sizes_.value_size}, q.options());
+  at::Tensor out = at::empty({q.size(1), shape.num_heads, sizes_.v_head_dim}, q.options());
   std::vector<std::size_t> few;
   for (std::size_t i = 0; i < batch.sequences.size(); ++i) {
     const KvBatch::SequenceRows& sequence = batch.sequences[i];

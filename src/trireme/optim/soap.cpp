@@ -62,8 +62,8 @@ class Soap final : public MatrixOptimizer {
     const auto step = static_cast<double>(steps() - 1);  // that moved
     const double correction1 = 1 - std::pow(b1, step), root2 = std::sqrt(1 - std::pow(b2, step));
     m_[i].mul_(b1).add_(g, 1 - b1);
-    const at::Tensor turned = project(left_basis_[i], g, right_basis_[i]);
-    v_[i].mul_(b2).addcmul_(turned, turned, 1 - b2);
+    const at::Tensor rotated = project(left_basis_[i], g, right_basis_[i]);
+    v_[i].mul_(b2).addcmul_(rotated, rotated, 1 - b2);
     at::Tensor n = project(left_basis_[i], m_[i], right_basis_[i]).div_(correction1);
     n.div_(at::sqrt(v_[i]).div_(root2).add_(spec::epsilon_of(config())));
     return at::matmul(at::matmul(left_basis_[i], n), right_basis_[i].transpose(-2, -1));

@@ -1,6 +1,6 @@
 // parallel/parallel_groups.h -- how a layout stands on the ranks of a world: mesh, groups, and this rank's context.
 //
-// Training forms them from a recipe (train/engine/parallel_groups.h), inference from a tensor-parallel size.
+// Training forms them from a recipe (train/engine/recipe_layout.h), inference from a tensor-parallel size.
 // Depends on: comm, layout, nn, spec.
 #pragma once
 

@@ -57,8 +57,8 @@ void Portals::after(int chunk, int micro, bool forward) {
       TRIREME_CHECK(tensor.sizes() == at::IntArrayRef(expected.sizes) && tensor.scalar_type() == expected.type,
                     "skip {} has another shape or type than expected", skip.name);
     }
-    std::erase_if(sends_, [](UnderWay& sent) { return sent.work.test(); });
-    UnderWay& sent = sends_.emplace_back();
+    std::erase_if(sends_, [](SkipTransfer& sent) { return sent.work.test(); });
+    SkipTransfer& sent = sends_.emplace_back();
     sent.tensor = tensor;
     sent.work = pipeline_.send(device::to_const_buffer(sent.tensor), other, tag_of(i, micro, forward));
   });
@@ -67,7 +67,7 @@ void Portals::after(int chunk, int micro, bool forward) {
 
 void Portals::end() {
   TRIREME_CHECK(receives_.empty(), "{} skips were posted and never taken", receives_.size());
-  for (UnderWay& sent : sends_) sent.work.wait();
+  for (SkipTransfer& sent : sends_) sent.work.wait();
   sends_.clear();
 }
 

@@ -32,7 +32,7 @@ class Portals {
   void end();
 
  private:
-  struct UnderWay {
+  struct SkipTransfer {
     at::Tensor tensor;  // borrowed by the work, so it goes first
     comm::Work work;
   };
@@ -45,8 +45,8 @@ class Portals {
   comm::Group& pipeline_;
   std::span<const Skip> skips_;
   Passes& passes_;
-  std::map<std::tuple<std::size_t, int, bool>, UnderWay> receives_;  // by skip, micro and direction
-  std::vector<UnderWay> sends_;
+  std::map<std::tuple<std::size_t, int, bool>, SkipTransfer> receives_;  // by skip, micro and direction
+  std::vector<SkipTransfer> sends_;
 };
 
 }  // namespace trireme::pipeline

@@ -40,7 +40,7 @@ Transfers::Transfers(const schedule::Schedule& table, comm::Group& pipeline, con
       scatter_(scatter != nullptr && scatter->size() > 1 ? scatter : nullptr),
       receives_(receives) {}
 
-void Transfers::depart(const UnderWay& transfer) {
+void Transfers::depart(const PendingTransfer& transfer) {
   if (receives_ != nullptr && schedule::is_recv(transfer.posted.op)) receives_->depart(transfer.arrived);
 }
 
@@ -93,7 +93,7 @@ void Transfers::send(const Instruction& instruction, nn::Tensors tensors) {
     sent_bytes_ += static_cast<std::int64_t>(part.nbytes());
     works.push_back(pipeline_.send(device::to_const_buffer(part), peer, tag_of(instruction.op)));
   }
-  under_way_.push_back({instruction, std::move(tensors), comm::Work(std::move(works))});
+  pending_.push_back({instruction, std::move(tensors), comm::Work(std::move(works))});
 }
 
 void Transfers::receive(const Instruction& instruction) {
@@ -113,20 +113,20 @@ void Transfers::receive(const Instruction& instruction) {
   }
   const QueueMeter::Nanoseconds now = QueueMeter::now();
   if (receives_ != nullptr) receives_->arrive(now);
-  under_way_.push_back({instruction, std::move(tensors), comm::Work(std::move(works)), now});
+  pending_.push_back({instruction, std::move(tensors), comm::Work(std::move(works)), now});
 }
 
 void Transfers::wait(const Instruction& instruction) {
   Instruction posted = instruction;
   posted.op = schedule::waited_for(instruction.op);
-  const auto found = std::ranges::find(under_way_, posted, &UnderWay::posted);
-  TRIREME_CHECK(found != under_way_.end(), "{} was not posted", schedule::to_text(posted, true));
+  const auto found = std::ranges::find(pending_, posted, &PendingTransfer::posted);
+  TRIREME_CHECK(found != pending_.end(), "{} was not posted", schedule::to_text(posted, true));
   if (!schedule::is_recv(posted.op)) {
     // The table frees a slot of the channel here. Memory is what a slot is, and there is more of it: a message that the
     // other rank is not ready for stays, where waiting for it could keep both from ever being ready.
-    std::erase_if(leaving_, [](UnderWay& transfer) { return transfer.work.test(); });
+    std::erase_if(leaving_, [](PendingTransfer& transfer) { return transfer.work.test(); });
     leaving_.push_back(std::move(*found));
-    under_way_.erase(found);
+    pending_.erase(found);
     return;
   }
   const QueueMeter::Nanoseconds start = QueueMeter::now();
@@ -134,7 +134,7 @@ void Transfers::wait(const Instruction& instruction) {
   if (receives_ != nullptr) receives_->block(QueueMeter::now() - start);
   depart(*found);
   nn::Tensors tensors = std::move(found->tensors);
-  under_way_.erase(found);
+  pending_.erase(found);
   gather(tensors);
   if (posted.op == Op::kRecvActivation) passes_.put_input(posted.chunk, posted.micro, std::move(tensors));
   if (posted.op == Op::kRecvGradient) passes_.put_gradient(posted.chunk, posted.micro, std::move(tensors));
@@ -152,8 +152,8 @@ void Transfers::rewind(const Unmatched& unmatched, int step) {
     send(instruction, std::move(tensors));
   }
   for (const Instruction& instruction : unmatched.receives) receive(instruction);
-  std::vector<UnderWay> older;
-  for (UnderWay& transfer : under_way_) {
+  std::vector<PendingTransfer> older;
+  for (PendingTransfer& transfer : pending_) {
     if (table_.step_of(transfer.posted.micro) <= step) {
       older.push_back(std::move(transfer));
     } else {
@@ -161,17 +161,17 @@ void Transfers::rewind(const Unmatched& unmatched, int step) {
       depart(transfer);
     }
   }
-  under_way_ = std::move(older);
-  for (UnderWay& transfer : leaving_) {
+  pending_ = std::move(older);
+  for (PendingTransfer& transfer : leaving_) {
     if (table_.step_of(transfer.posted.micro) > step) transfer.work.wait();
   }
 }
 
 void Transfers::end() {
-  for (UnderWay& transfer : leaving_) transfer.work.wait();
+  for (PendingTransfer& transfer : leaving_) transfer.work.wait();
   leaving_.clear();
-  TRIREME_CHECK(under_way_.empty(), "{} is still in flight at the end of the list",
-                schedule::to_text(under_way_.front().posted, true));
+  TRIREME_CHECK(pending_.empty(), "{} is still in flight at the end of the list",
+                schedule::to_text(pending_.front().posted, true));
 }
 
 }  // namespace trireme::pipeline

@@ -35,13 +35,13 @@ class Transfers {
   std::int64_t sent_bytes() const { return sent_bytes_; }
 
  private:
-  struct UnderWay {
+  struct PendingTransfer {
     schedule::Instruction posted;
     nn::Tensors tensors;  // borrowed by the work, so it goes first
     comm::Work work;
     QueueMeter::Nanoseconds arrived = 0;  // of receives
   };
-  void depart(const UnderWay& transfer);
+  void depart(const PendingTransfer& transfer);
   void send(const schedule::Instruction& instruction, nn::Tensors tensors);
   void receive(const schedule::Instruction& instruction);
   void wait(const schedule::Instruction& instruction);
@@ -54,8 +54,8 @@ class Transfers {
   Passes& passes_;
   comm::Group* scatter_;
   QueueMeter* receives_;
-  std::vector<UnderWay> under_way_;  // few: about one a neighbour and direction
-  std::vector<UnderWay> leaving_;    // sends that the table no longer asks about
+  std::vector<PendingTransfer> pending_;  // few: about one a neighbour and direction
+  std::vector<PendingTransfer> leaving_;  // sends that the table no longer asks about
   std::int64_t sent_bytes_ = 0;
 };
 

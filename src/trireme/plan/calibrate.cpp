@@ -75,7 +75,7 @@ Calibration calibrate(const cost::Hardware& hardware, const std::vector<Measured
   Calibration out{.efficiency = efficiency};
   std::vector<double> errors;
   for (const MeasuredGemm& one : gemms) errors.push_back(std::abs(predicted_gemm(trial, one) / one.seconds - 1));
-  out.products_error = median(errors);
+  out.gemm_error = median(errors);
   errors.clear();
   for (const MeasuredStep& one : steps) errors.push_back(std::abs(predicted_step(trial, one) / one.seconds - 1));
   out.steps_error = median(errors);

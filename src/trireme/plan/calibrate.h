@@ -28,7 +28,7 @@ struct MeasuredStep {
 
 struct Calibration {
   cost::Efficiency efficiency;
-  double products_error = 0, steps_error = 0;  ///< medians of absolute errors of what it was fitted to
+  double gemm_error = 0, steps_error = 0;  ///< medians of absolute errors of what it was fitted to
 };
 
 /// From the hardware's own constants on; deterministic.

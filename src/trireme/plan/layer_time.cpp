@@ -117,8 +117,8 @@ double grad_weight_seconds(const Hardware& hardware, const Job& job, const GemmS
          cost::stream_seconds(hardware, kAccumulateBytes * gemm.inner * gemm.columns, 0);
 }
 
-void add_products(const Hardware& hardware, const Job& job, const ParallelConfig& config, const Sizes& sizes,
-                  PassTimes& times) {
+void add_gemms(const Hardware& hardware, const Job& job, const ParallelConfig& config, const Sizes& sizes,
+               PassTimes& times) {
   for (const auto& [name, gemm, repeats] : gemms(job, config, sizes)) {
     const double forward = forward_seconds(hardware, job, gemm), weights = grad_weight_seconds(hardware, job, gemm);
     times.forward.matmul += repeats * forward;
@@ -363,7 +363,7 @@ Parts operator*(double factor, const Parts& parts) {
 PassTimes layer_times(const Hardware& hardware, const Job& job, const ParallelConfig& config) {
   const Sizes sizes(job, config);
   PassTimes times;
-  add_products(hardware, job, config, sizes, times);
+  add_gemms(hardware, job, config, sizes, times);
   add_attention(hardware, job, sizes, times);
   add_streaming(hardware, job, sizes, times);
   for (const Pass pass : {Pass::kForward, Pass::kBackward}) {

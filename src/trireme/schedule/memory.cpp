@@ -8,9 +8,9 @@ namespace trireme::schedule {
 
 namespace {
 
-class Walk {
+class MemoryReplay {
  public:
-  Walk(const Schedule& schedule, const Sizes& sizes, int rank)
+  MemoryReplay(const Schedule& schedule, const Sizes& sizes, int rank)
       : sizes_(sizes),
         micros_(static_cast<std::size_t>(schedule.micros)),
         waves_(schedule.weights == WeightChoice::kWaves) {
@@ -92,7 +92,7 @@ class Walk {
 std::vector<double> peak_memory(const Schedule& schedule, const Sizes& sizes) {
   std::vector<double> peaks;
   for (int rank = 0; rank < static_cast<int>(schedule.ranks.size()); ++rank)
-    peaks.push_back(Walk(schedule, sizes, rank).peak());
+    peaks.push_back(MemoryReplay(schedule, sizes, rank).peak());
   return peaks;
 }
 

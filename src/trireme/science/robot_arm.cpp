@@ -20,7 +20,7 @@ Vec cross(const Vec& a, const Vec& b) { return {a.y * b.z - a.z * b.y, a.z * b.x
 double inner(const Vec& a, const Vec& b) { return a.x * b.x + a.y * b.y + a.z * b.z; }
 
 /// Turned about a unit axis.
-Vec turned(const Vec& a, const Vec& axis, double angle) {
+Vec rotated(const Vec& a, const Vec& axis, double angle) {
   const double c = std::cos(angle), s = std::sin(angle);
   return c * a + s * cross(axis, a) + ((1 - c) * inner(axis, a)) * axis;
 }
@@ -47,7 +47,7 @@ Joints arm_torques(const ArmState& state, const Joints& accelerations) {
   Vec rate, turning, origin{0, 0, kGravity};
   for (std::size_t i = 0; i < 4; ++i) {
     const Vec &axis = kAxes[i], arm = kLinkLengths[i] * kDirections[i], centre = 0.5 * arm;
-    const auto into = [&](const Vec& a) { return turned(a, axis, -state.angles[i]); };
+    const auto into = [&](const Vec& a) { return rotated(a, axis, -state.angles[i]); };
     Motion& link = links[i];
     const Vec before = into(rate);
     link.rate = before + state.velocities[i] * axis;
@@ -68,8 +68,8 @@ Joints arm_torques(const ArmState& state, const Joints& accelerations) {
     moment = links[i].moment + moment + cross(arm, force);
     force = links[i].force + force;
     torques[i] = inner(kAxes[i], moment) + kMotorInertia * accelerations[i];
-    moment = turned(moment, kAxes[i], state.angles[i]);
-    force = turned(force, kAxes[i], state.angles[i]);
+    moment = rotated(moment, kAxes[i], state.angles[i]);
+    force = rotated(force, kAxes[i], state.angles[i]);
   }
   return torques;
 }

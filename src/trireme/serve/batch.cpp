@@ -302,7 +302,7 @@ std::set<std::int64_t> finished_lines(const fs::path& output) {
 }
 
 BatchResult generate_batch(const BatchRequest& request, comm::Group& world) {
-  if (request.batch < 1) throw ConfigError("a batch of no sequences", "say --batch 1 or more");
+  if (request.batch < 1) throw ConfigError("a batch of no sequences", "say --batch-size 1 or more");
   return BatchRun(request, world).run();
 }
 

@@ -31,7 +31,7 @@ class DecodeGraphs {
 
   struct Output {
     at::Tensor logits;  ///< [padded sequences, vocabulary], on the device; overwritten by the next step
-    std::span<const std::int64_t> tokens;  ///< the likeliest of each sequence; -1: its logits are not numbers
+    std::span<const std::int64_t> tokens;  ///< the likeliest of each sequence; -1: its logits are NaN
   };
   /// One token of each sequence; every `query_len` is 1. Waits for the tokens.
   Output run(std::span<const nn::SequenceStep> steps, std::span<const std::int64_t> ids);

@@ -112,7 +112,7 @@ class InferenceEngine {
   struct Scores {
     at::Tensor logits;                    // float, on the host: the rows that draws need
     std::vector<std::int64_t> places;     // of each row among them; -1: only its likeliest token is known
-    std::vector<std::int64_t> likeliest;  // GPU: of each row; -1: its logits are not numbers
+    std::vector<std::int64_t> likeliest;  // GPU: of each row; -1: its logits are NaN
   };
   Scores scores_of(const StepPlan& plan);
   Scores decode_graph(std::span<const nn::SequenceStep> steps, std::span<const std::int64_t> ids,

@@ -82,7 +82,7 @@ TokenLists run_engine(InferenceEngine& engine, const GenerateRequest& request, s
                       .stop_tokens = request.stop};
     one.on_token = [&, i](const GeneratedToken& token) {
       if (token.finish == FinishReason::kError) {
-        throw ConfigError(fmt::format("the logits after token {} of prompt {} are not numbers",
+        throw ConfigError(fmt::format("the logits after token {} of prompt {} are NaN or Inf",
                                       request.prompts[i].size() + added[i].size(), i),
                           "is the checkpoint whole? `trireme inspect` looks at it");
       }

@@ -70,7 +70,7 @@ std::int64_t kv_tokens_for(const ServeRequest& request, const models::Model& mod
     if (request.kv_tokens >= max_len) return request.kv_tokens;
     throw ConfigError(
         fmt::format("a KV cache of {} tokens is smaller than one request of {}", request.kv_tokens, max_len),
-        fmt::format("say --kv-tokens {} or more, or --max-len {}", max_len, request.kv_tokens));
+        fmt::format("say --kv-tokens {} or more, or --max-model-len {}", max_len, request.kv_tokens));
   }
   const std::int64_t bytes =
       std::max<std::int64_t>(1, kv_bytes_per_token(model.shape, model.params.begin()->value.element_size()));
@@ -138,8 +138,8 @@ bool run_server(const ServeRequest& request, comm::Group& world) {
   const std::int64_t max_len = request.max_len > 0 ? request.max_len : model.shape.max_seq_len;
   if (max_len > model.shape.max_seq_len) {
     throw ConfigError(
-        fmt::format("--max-len {} is beyond the model's context of {} tokens", max_len, model.shape.max_seq_len),
-        fmt::format("say --max-len {} or less", model.shape.max_seq_len));
+        fmt::format("--max-model-len {} is beyond the model's context of {} tokens", max_len, model.shape.max_seq_len),
+        fmt::format("say --max-model-len {} or less", model.shape.max_seq_len));
   }
   ModelText text = find_model_text(request.model.model,
                                    request.tokenizer.empty() ? opened->tokenizer().value_or("") : request.tokenizer,

@@ -56,7 +56,7 @@ struct InferenceServer::Job {
   Choice& take(const AnswerToken& of) {
     Choice& choice = choices[of.sequence];
     const GeneratedToken& token = of.token;
-    if (token.finish == FinishReason::kError) throw InternalError("the model's logits are not numbers");
+    if (token.finish == FinishReason::kError) throw InternalError("the model's logits are NaN or Inf");
     ++choice.tokens;
     ++usage.completion_tokens;
     if (choice.tokens == 1) usage.cached_tokens += token.cached_tokens;

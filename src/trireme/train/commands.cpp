@@ -16,8 +16,6 @@
 #include "trireme/device/cpu_setup.h"
 #include "trireme/formats/hf_config.h"
 #include "trireme/models/published.h"
-#include "trireme/parallel/gpu_exchange.h"
-#include "trireme/parallel/parallel_groups.h"
 #include "trireme/spec/batch_split.h"
 #include "trireme/spec/parameters.h"
 #include "trireme/train/diagnose/memory.h"
@@ -27,6 +25,7 @@
 #include "trireme/train/engine/trainer.h"
 #include "trireme/train/run/convert.h"
 #include "trireme/train/run/evaluate.h"
+#include "trireme/train/run/model_on_ranks.h"
 #include "trireme/train/run/run.h"
 
 namespace trireme::train {
@@ -57,19 +56,9 @@ void check_context(std::int64_t length, const spec::ModelShape& shape, bool beyo
 EvalResult evaluate_model(const EvalRequest& request, comm::Rank& rank) {
   at::set_num_threads(std::max(1, usable_cores() / std::max(1, request.local_ranks)));
   comm::Group& world = rank.world();
-  spec::LayoutConfig layout;
-  layout.tp = request.tp;
-  spec::LayoutTask task;
-  task.shape = checkpoint::stored_shape(request.model);
-  task.ranks = task.batch_rows = world.size();
-  parallel::check_layout(layout, {}, task);
-  const auto groups =
-      parallel::form(layout, task.shape, world, task.sequence, parallel::init_device_exchange(request.device, world));
-  checkpoint::OpenOptions options;
-  options.precision = request.precision;
-  options.device = groups->device;
-  options.build.parallel = &groups->parallel;
-  checkpoint::OpenedModel opened = checkpoint::open_model(request.model, options);
+  ModelOnRanks model = open_on_ranks(request.model, request.tp, request.precision, request.device, world);
+  checkpoint::OpenedModel& opened = model.opened;
+  const parallel::ParallelGroups* const groups = model.groups.get();
   if (!request.data_of.empty()) opened.recipe = checkpoint::read_run_recipe(request.data_of);
   spec::Recipe recipe = opened.recipe.value_or(spec::Recipe{});
   recipe.model = spec::resolved(spec::config_of(opened.model->shape));

@@ -1,4 +1,4 @@
-#include "trireme/cli/plan/page.h"
+#include "trireme/cli/plan/print.h"
 
 #include <fmt/format.h>
 

@@ -12,7 +12,6 @@
 #include "trireme/cli/commands.h"
 #include "trireme/cli/plan/commands.h"
 #include "trireme/cli/plan/options.h"
-#include "trireme/cli/plan/page.h"
 #include "trireme/cli/plan/print.h"
 #include "trireme/cli/plan/recipe.h"
 #include "trireme/cli/program.h"

@@ -152,7 +152,9 @@ void add_simulate_asynchronous(Command& simulate, Context& context) {
   command.add_option("--slow-factor", options->cluster.slow_factor, "How much longer they take")
       .within(1.0, 1e4)
       .type_name("FACTOR");
-  command.add_option("--hiccup-share", options->cluster.hiccup_share, "Share of minibatches that take long by chance")
+  command
+      .add_option("--hiccup-share", options->cluster.hiccup_share,
+                  "Share of minibatches that take long, drawn at random")
       .within(0.0, 1.0)
       .type_name("SHARE");
   command.add_option("--hiccup-factor", options->cluster.hiccup_factor, "How much longer those take")
@@ -173,7 +175,9 @@ void add_simulate_asynchronous(Command& simulate, Context& context) {
   command.add_option("--wave", options->run.minibatches, "Minibatches of a wave of HetPipe")
       .within(1, 10000)
       .type_name("N");
-  command.add_option("--keys", options->run.keys, "Instances in flight in a graph of AMPNet; 0: as many as its nodes")
+  command
+      .add_option("--max-active-keys", options->run.keys,
+                  "Instances in flight in a graph of AMPNet; 0: as many as its nodes")
       .within(0, 1000000)
       .type_name("N");
   command.add_option("--graph-nodes", options->run.graph_nodes, "Workers of a graph of AMPNet")

@@ -51,7 +51,7 @@ NcclCollective::~NcclCollective() {
   if (ordered_) endpoint_.order().leave(id());
 }
 
-Rounds::What NcclCollective::what() const { return {site_.host, site_.members, call_.key, site_.tag}; }
+Rounds::Context NcclCollective::round_context() const { return {site_.host, site_.members, call_.key, site_.tag}; }
 
 Progress NcclCollective::advance(Effort effort) {
   bool moved = false;
@@ -123,7 +123,7 @@ Progress NcclCollective::step(Effort effort) {
 Progress NcclCollective::arrive(Effort effort) {
   Board* board = site_.board;
   if (board == nullptr) {
-    if (!rounds_) rounds_.emplace(what(), std::vector<std::byte>{}, nullptr);
+    if (!rounds_) rounds_.emplace(round_context(), std::vector<std::byte>{}, nullptr);
     const Progress progress = rounds_->advance(*this, effort);
     if (progress == Progress::kDone) rounds_.reset();
     return progress;
@@ -149,7 +149,7 @@ Progress NcclCollective::letters(Effort effort) {
   if (!letters_) {
     std::vector<std::uint64_t> mine;
     for (int r = 0; r < ranks; ++r) mine.push_back(call_.blocks.count(r));
-    letters_.emplace(what(), std::move(mine));
+    letters_.emplace(round_context(), std::move(mine));
   }
   const Progress progress = letters_->advance(*this, effort);
   if (progress != Progress::kDone) return progress;
@@ -173,7 +173,7 @@ Progress NcclCollective::stamp(Effort effort) {
     if (board != nullptr) {
       board->put_word(site_.board_sequence, proposal_);
     } else {
-      rounds_.emplace(what(), bytes_of(proposal_), &larger);
+      rounds_.emplace(round_context(), bytes_of(proposal_), &larger);
     }
   }
   if (board != nullptr) {
@@ -198,7 +198,7 @@ Progress NcclCollective::stamp(Effort effort) {
 Progress NcclCollective::meet(Effort effort) {
   if (!rounds_) {
     const nccl::UniqueId mine = site_.members.me == 0 ? communicator_->make_id() : nccl::UniqueId{};
-    rounds_.emplace(what(), bytes_of(mine), &whatever_is_there);
+    rounds_.emplace(round_context(), bytes_of(mine), &whatever_is_there);
   }
   const Progress progress = rounds_->advance(*this, effort);
   if (progress != Progress::kDone) return progress;

@@ -34,7 +34,7 @@ class NcclCollective final : public Operation {
   Progress letters(Effort effort);
   Progress stamp(Effort effort);
   Progress meet(Effort effort);
-  Rounds::What what() const;
+  Rounds::Context round_context() const;
   LaunchId id() const { return {.channel = site_.members.channel, .number = site_.tag}; }
 
   NcclEndpoint& endpoint_;

@@ -20,13 +20,13 @@ class Rounds {
  public:
   /// mine = mine (+) theirs, in any order and any number of times with the same result.
   using Combine = void (*)(std::byte* mine, const std::byte* theirs, std::size_t bytes);
-  struct What {
+  struct Context {
     Transport& host;
     const Members& members;
     CallKey key;
     std::uint32_t tag;
   };
-  Rounds(const What& what, std::vector<std::byte> mine, Combine combine);
+  Rounds(const Context& context, std::vector<std::byte> mine, Combine combine);
 
   /// Raises a mismatch in the name of `owner` where the keys differ.
   Progress advance(const Operation& owner, Effort effort);
@@ -34,7 +34,7 @@ class Rounds {
   const std::byte* data() const { return mine_.data(); }
 
  private:
-  What what_;
+  Context context_;
   std::vector<std::byte> mine_, sent_, received_;
   Combine combine_;
   int distance_ = 1;
@@ -44,14 +44,14 @@ class Rounds {
 class Letters {
  public:
   /// `mine`: one for each rank of the group.
-  Letters(const Rounds::What& what, std::vector<std::uint64_t> mine);
+  Letters(const Rounds::Context& context, std::vector<std::uint64_t> mine);
   Progress advance(const Operation& owner, Effort effort);
   void abandon() noexcept;
   /// What each rank wrote to this one.
   const std::vector<std::uint64_t>& received() const { return received_; }
 
  private:
-  Rounds::What what_;
+  Rounds::Context context_;
   std::vector<std::uint64_t> mine_, received_;
   std::vector<std::unique_ptr<Transfer>> open_;
   std::vector<int> peers_;

@@ -1,4 +1,4 @@
-#include "trireme/data/corpus/html_entities.h"
+#include "trireme/data/corpus/html_text.h"
 
 #include <algorithm>
 #include <array>

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 
-#include "trireme/data/corpus/html_entities.h"
 #include "trireme/data/tokenizer/utf8_text.h"
 
 namespace trireme::data {

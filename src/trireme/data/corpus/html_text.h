@@ -6,6 +6,9 @@
 // Depends on: std.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -13,5 +16,10 @@ namespace trireme::data {
 
 /// Never longer than the page, and UTF-8 where that is.
 std::string html_text(std::string_view page);
+
+/// Character references, &eacute; &#233; &#xE9;: the character that one stands for; `text` begins behind its '&',
+/// `bytes` is how much of it belongs to the reference. Nothing: this is no reference, or one that is not of HTML 4's
+/// 252.
+std::optional<std::uint32_t> html_reference(std::string_view text, std::size_t& bytes);
 
 }  // namespace trireme::data

@@ -5,7 +5,6 @@
 #include <unordered_set>
 
 #include "trireme/data/tokenizer/description.h"
-#include "trireme/data/tokenizer/read_model.h"
 #include "trireme/data/tokenizer/read_parts.h"
 #include "trireme/formats/json_reader.h"
 #include "trireme/formats/json_text.h"

@@ -1,4 +1,4 @@
-#include "trireme/data/tokenizer/read_model.h"
+#include "trireme/data/tokenizer/read_parts.h"
 
 #include <algorithm>
 #include <array>

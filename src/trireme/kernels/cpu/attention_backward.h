@@ -240,8 +240,8 @@ class Backward {
     }
   }
 
-  /// sums[head][key] += turned[head][query] across[query][key] over queries [first, last) and all keys or, `narrow`,
-  /// half the usual columns from `begin` on, for twice the usual rows.
+  /// sums[head][key] += transposed[head][query] across[query][key] over queries [first, last) and all keys or,
+  /// `narrow`, half the usual columns from `begin` on, for twice the usual rows.
   void add(Real* sums, const SumsOf& to, const UnitType* transposed, const UnitType* across, std::int64_t first,
            std::int64_t last, std::int64_t begin, bool narrow) {
     constexpr std::int64_t kStride = kTileQueries / kPair;
@@ -334,7 +334,7 @@ class Backward {
   Prefetch prefetch_;
 };
 
-/// Adds up the spans' dk and dv of one head of keys, in their order, and writes them: turned back, scaled, rounded.
+/// Adds up the spans' dk and dv of one head of keys, in their order, and writes them: transposed back, scaled, rounded.
 template <typename Math>
 void write_sums(const AttentionProblem& problem, std::int64_t batch, std::int64_t key_head, void* memory,
                 std::int64_t spans) {

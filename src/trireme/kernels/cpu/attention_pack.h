@@ -1,4 +1,4 @@
-// kernels/cpu/attention_pack.h -- elements as the GEMMs want them: widened or in pairs, padded, turned.
+// kernels/cpu/attention_pack.h -- elements as the GEMMs want them: widened or in pairs, padded, transposed.
 //
 // A unit is what one multiplication of a lane takes in: one float or double, or two bfloat16 in 32 bits. A matrix has
 // two forms: `along` (units along the head: pairs are neighbours of a row) and `across` (pairs are neighbours of a

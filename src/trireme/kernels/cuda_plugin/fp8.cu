@@ -1,5 +1,6 @@
-// 8-bit floats with scales: a block takes a tile of 128 x 128 numbers, rounds them, and leaves them as they lie, turned
-// round, or both. A scale belongs to the whole tensor, to 128 neighbours along what a GEMM sums over, or to a tile.
+// 8-bit floats with scales: a block takes a tile of 128 x 128 numbers, rounds them, and leaves them as they lie,
+// transposed, or both. A scale belongs to the whole tensor, to 128 neighbours along what a GEMM sums over, or to a
+// tile.
 #include "trireme/kernels/cuda_plugin/activations.cuh"
 #include "trireme/kernels/cuda_plugin/fp8_tiles.cuh"
 #include "trireme/kernels/cuda_plugin/functions.h"

@@ -53,7 +53,7 @@ __global__ void __launch_bounds__(kThreads, 2) gated_backward_tiles(const CudaFp
   note(c.recomputed, fmaxf(recomputed_top[0], recomputed_top[1]));
   const auto leave = [&](const Raw<T, kVec>(&raw)[kTurns], const CudaFp8Gated::Out& to, std::int64_t width,
                          std::int64_t shift) {
-    // The second half lies behind the first: beside it in a row, below it turned round.
+    // The second half lies behind the first: beside it in a row, below it transposed.
     const TileOut out{.rows = to.rows == nullptr ? nullptr : to.rows + shift,
                       .columns = to.columns == nullptr ? nullptr : to.columns + shift * c.rows,
                       .row_stride = width,
@@ -66,7 +66,7 @@ __global__ void __launch_bounds__(kThreads, 2) gated_backward_tiles(const CudaFp
     const auto same = [share](int) { return share; };
     const auto number = [&](int t, int k) { return raw[t][k]; };
     leave_tile(number, out, to.format, transposed, same, same);
-    __syncthreads();  // the turned tile has been read
+    __syncthreads();  // the transposed tile has been read
   };
   leave(gate, c.grad, 2 * c.width, 0);
   leave(up, c.grad, 2 * c.width, c.width);
@@ -91,7 +91,7 @@ CudaError fp8_gated_backward(const CudaFp8Gated& c, CudaStream stream) {
     } else if (c.element == Element::kHalf) {
       gated_backward_tiles<F16, F><<<grid, kThreads, 0, to_stream(stream)>>>(c);
     } else {
-      return "numbers of 16 bits only";
+      return "only fp16 and bf16 elements";
     }
     return launched();
   });

@@ -1,4 +1,4 @@
-// kernels/cuda_plugin/fp8_tiles.cuh -- tiles of 128 x 128 numbers on their way to 8 bits, as they lie and turned round.
+// kernels/cuda_plugin/fp8_tiles.cuh -- tiles of 128 x 128 numbers on their way to 8 bits, as they lie and transposed.
 #pragma once
 
 #include <cuda_fp8.h>
@@ -66,7 +66,7 @@ __device__ __forceinline__ std::uint16_t two_bytes(float a, float b, CudaFp8::Fo
   return __nv_cvt_float2_to_fp8x2(make_float2(a, b), __NV_SATFINITE, format == CudaFp8::kE4m3 ? __NV_E4M3 : __NV_E5M2);
 }
 
-/// Where a tile goes: as it lies, turned round, or both; null: not there.
+/// Where a tile goes: as it lies, transposed, or both; null: not there.
 struct TileOut {
   std::uint8_t *rows, *columns;
   std::int64_t row_stride, column_stride;
@@ -109,7 +109,7 @@ __device__ __forceinline__ void leave_tile(Number&& number, const TileOut& out, 
     *reinterpret_cast<Word*>(transposed + at * kTile + (line ^ lane) * kTurns) = pack;
   }
   __syncthreads();
-  // Sixteen threads write a turned row.
+  // Sixteen threads write a transposed row.
   for (int at = line; at < kTile; at += kThreads / kAcross) {
     if (out.first_column + at >= out.columns_end || out.first_row + lane * kTurns >= out.rows_end) continue;
     *reinterpret_cast<Word*>(out.columns + (out.first_column + at) * out.column_stride + out.first_row +

@@ -1,5 +1,8 @@
-// The operators' table of libtrireme_cuda.
+// The tables of libtrireme_cuda: operators, gradient compression, inference, experts.
+#include "trireme/kernels/cuda_plugin/compress_functions.h"
 #include "trireme/kernels/cuda_plugin/functions.h"
+#include "trireme/kernels/cuda_plugin/inference_functions.h"
+#include "trireme/kernels/cuda_plugin/moe_functions.h"
 
 namespace trireme::kernels {
 namespace {
@@ -42,8 +45,41 @@ constexpr CudaKernels kKernels = {.header = kCudaKernelsHeader,
                                   .clip_grad_norm = gpu::clip_grad_norm,
                                   .fp8_advance = gpu::fp8_advance};
 
+constexpr CudaCompressKernels kCompress = {.header = kCudaCompressHeader,
+                                           .encode_rows = gpu::encode_rows,
+                                           .decode_rows = gpu::decode_rows,
+                                           .encode_scaled = gpu::encode_scaled,
+                                           .decode_scaled = gpu::decode_scaled,
+                                           .encode_qsgd = gpu::encode_qsgd,
+                                           .decode_qsgd = gpu::decode_qsgd,
+                                           .encode_delta = gpu::encode_delta,
+                                           .mean_delta = gpu::mean_delta,
+                                           .decode_delta = gpu::decode_delta,
+                                           .top_k = gpu::top_k,
+                                           .scatter_add = gpu::scatter_add,
+                                           .orthogonalise = gpu::orthogonalise};
+
+constexpr CudaInference kInference = {.header = kCudaInferenceHeader,
+                                      .paged_attention = gpu::paged_attention,
+                                      .paged_write = gpu::paged_write,
+                                      .skinny_gemm = gpu::skinny_gemm,
+                                      .argmax = gpu::argmax};
+
+constexpr CudaMoeKernels kMoeKernels = {.header = kCudaMoeHeader,
+                                        .route = gpu::moe_route,
+                                        .route_backward = gpu::moe_route_backward,
+                                        .order_rows = gpu::moe_order_rows,
+                                        .permute = gpu::moe_permute,
+                                        .combine = gpu::moe_combine,
+                                        .activate = gpu::moe_activate,
+                                        .activate_backward = gpu::moe_activate_backward,
+                                        .add_groups = gpu::moe_add_groups};
+
 }  // namespace
 
 const CudaKernels* trireme_cuda_kernels() { return &kKernels; }
+const CudaCompressKernels* trireme_cuda_compress() { return &kCompress; }
+const CudaInference* trireme_cuda_inference() { return &kInference; }
+const CudaMoeKernels* trireme_cuda_moe_kernels() { return &kMoeKernels; }
 
 }  // namespace trireme::kernels

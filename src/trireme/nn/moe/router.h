@@ -5,7 +5,7 @@
 // over nothing else, so no data-parallel, micro-batch, context, sequence or expert split changes them.
 //
 // Where ranks share the tokens of a sample (context and sequence parallelism), the logits of the group are all-gathered
-// (a few numbers a token) and each rank computes the same routing. Backward then needs no communication:
+// (a few floats per token) and each rank computes the same routing. Backward then needs no communication:
 //   - gates of a token are a function of its own logits, once the choices are made, so their gradient stays with the
 //     rank that has the token;
 //   - losses are functions of all logits of the group, which every rank has. Each computes the gradient of the whole

@@ -5,7 +5,8 @@
 #include <algorithm>
 #include <vector>
 
-#include "trireme/kernels/cuda_compress.h"
+#include "trireme/kernels/cuda.h"
+#include "trireme/kernels/cuda_compress_table.h"
 #include "trireme/parallel/compress/qsgd_code.h"
 #include "trireme/parallel/compress/top_k.h"
 

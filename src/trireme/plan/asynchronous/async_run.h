@@ -2,11 +2,12 @@
 // when, and how stale each gradient is.
 //
 // Every mode is a small simulation of its own over the same machines and draws; what it tells is a stream of gradients,
-// each with the time when it is in the weights and the updates that its own weights lacked. loss_model.h makes time to
+// each with the time when it is in the weights and the updates that its own weights lacked. LossModel makes time to
 // loss of it. Every time is a function of the seed, the worker and its step.
-// Depends on: loss_model, base.
+// Depends on: base.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <span>
 #include <string_view>
@@ -14,9 +15,31 @@
 #include <vector>
 
 #include "trireme/base/text.h"
-#include "trireme/plan/asynchronous/loss_model.h"
 
 namespace trireme::plan {
+
+/// What a gradient is worth: the model by which asynchronous and synchronous training are compared in time to loss.
+///
+/// A synchronous update of B minibatches makes progress B / (B + N), where N is the critical batch in minibatches (the
+/// gradient noise scale, McCandlish et al. 2018): each of them is worth 1 / (B + N). An update of one minibatch whose
+/// weights lacked s others is taken to be worth as much as one of the s + 1 in a synchronous batch: 1 / (s + 1 + N). So
+/// staleness costs what a larger batch costs, neither less nor more; losses fall as exp(-progress / progress_per_e).
+/// This leaves out that staleness can make a rate unstable: lr x staleness is to be kept as it was.
+struct LossModel {
+  double critical_batch = 64;  ///< N, minibatches
+  double first_loss = 10, last_loss = 2;
+  double progress_per_e = 40;  ///< until the loss has come within 1/e of its end
+
+  /// Of one minibatch whose weights lacked `staleness` others.
+  double worth(double staleness) const { return 1 / (staleness + 1 + critical_batch); }
+  double loss(double progress) const {
+    return last_loss + (first_loss - last_loss) * std::exp(-progress / progress_per_e);
+  }
+  /// Infinite below the last loss.
+  double progress_until(double loss) const {
+    return loss <= last_loss ? INFINITY : -progress_per_e * std::log((loss - last_loss) / (first_loss - last_loss));
+  }
+};
 
 enum class AsyncMode : std::uint8_t {
   kSynchronous,  ///< all-reduce after every minibatch of all

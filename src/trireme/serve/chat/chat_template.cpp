@@ -7,7 +7,7 @@
 
 #include "trireme/base/error.h"
 #include "trireme/formats/json_text.h"
-#include "trireme/serve/chat/template_parser.h"
+#include "trireme/serve/chat/template_ast.h"
 
 namespace trireme::serve::chat {
 namespace {

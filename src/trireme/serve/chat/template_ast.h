@@ -6,6 +6,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -55,5 +56,9 @@ struct Statement {
   std::vector<std::pair<ExpressionPtr, Body>> branches = {};  // kIf; null: else. kFor: its body, and else with null
   int line = 0;
 };
+
+/// From the text of a template to its tree. A ConfigError with the line, naming the construct, for what is no Jinja or
+/// not supported of it: macros, includes, inheritance, filters and tests that template_render.cpp does not have.
+Body parse_template(std::string_view source);
 
 }  // namespace trireme::serve::chat

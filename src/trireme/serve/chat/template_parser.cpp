@@ -1,4 +1,4 @@
-#include "trireme/serve/chat/template_parser.h"
+#include "trireme/serve/chat/template_ast.h"
 
 #include <fmt/format.h>
 

@@ -218,8 +218,8 @@ class Renderer {
       return value.is_null() ? undefined() : value;
     };
     const Value first = bound(1), last = bound(2), step = bound(3);
-    const bool turned = !is_undefined(step) && step.get<std::int64_t>() == -1;
-    if (!is_undefined(step) && step != 1 && !(turned && is_undefined(first) && is_undefined(last))) {
+    const bool reversed = !is_undefined(step) && step.get<std::int64_t>() == -1;
+    if (!is_undefined(step) && step != 1 && !(reversed && is_undefined(first) && is_undefined(last))) {
       fail(e.line, "of steps in slices only [::-1] is supported");
     }
     if (!of.is_array() && !of.is_string()) fail(e.line, fmt::format("{} cannot be sliced", text_of(of)));
@@ -232,14 +232,14 @@ class Renderer {
     const std::int64_t begin = place(first, 0), end = std::max(begin, place(last, size));
     if (of.is_string()) {
       const std::string& text = of.get_ref<const std::string&>();
-      if (turned || std::ranges::any_of(text, [](char c) { return static_cast<unsigned char>(c) > 127; })) {
+      if (reversed || std::ranges::any_of(text, [](char c) { return static_cast<unsigned char>(c) > 127; })) {
         fail(e.line, "slices of texts are supported for ASCII, forwards");
       }
       return text.substr(static_cast<std::size_t>(begin), static_cast<std::size_t>(end - begin));
     }
     Value out = Value::array();
     for (std::int64_t i = begin; i < end; ++i) {
-      out.push_back(of[static_cast<std::size_t>(turned ? size - 1 - i : i)]);
+      out.push_back(of[static_cast<std::size_t>(reversed ? size - 1 - i : i)]);
     }
     return out;
   }

@@ -269,11 +269,19 @@ void RecipeImport::apply(const ImportRow& row, const ForeignKey& given) {
     return;
   }
   if (given.is_default && is_set(std::string(row.key))) return;  // said by another key
+  if (!row.value.empty()) {
+    set(std::string(row.key), std::string(row.value), origin(given));
+    return;
+  }
   const bool is_text = given.value.kind == Node::Kind::kText;
   std::string taken = is_text                                ? toml_text(value)
                       : given.value.kind == Node::Kind::kRaw ? value
                                                              : foreign_text(given.value);
-  set(std::string(row.key), std::move(taken), given.is_default ? given.name + ", its default" : given.name);
+  set(std::string(row.key), std::move(taken), origin(given));
+}
+
+std::string RecipeImport::origin(const ForeignKey& given) const {
+  return fmt::format("{}{}{}", source_.prefix, given.name, given.is_default ? ", its default" : "");
 }
 
 std::string RecipeImport::recipe() {

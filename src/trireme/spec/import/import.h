@@ -37,8 +37,9 @@ class RecipeImport;
 
 /// What becomes of a key. Exactly one of `key`, `take`, `without`, `refuse` and `neutral` says so.
 struct ImportRow {
-  std::string_view name;      ///< of the foreign key; "autotuning.*" is all keys of a table
-  std::string_view key = {};  ///< recipe key with the same meaning and unit
+  std::string_view name;        ///< of the foreign key; "autotuning.*" is all keys of a table
+  std::string_view key = {};    ///< recipe key with the same meaning and unit
+  std::string_view value = {};  ///< with `key`: its value, as TOML, whenever the foreign key is there
   void (*take)(RecipeImport& import, const ForeignKey& given) = nullptr;  ///< anything else
   std::string_view without = {};                                          ///< no effect here: why
   std::string_view refuse = {};                                           ///< why it cannot be had
@@ -49,8 +50,12 @@ struct ImportRow {
   std::string_view enabled_by = {};
 };
 
+/// `take` of a key that another row, or `finish`, looks at.
+inline void take_with_others(RecipeImport&, const ForeignKey&) {}
+
 struct ImportSource {
-  std::string_view name;  ///< "DeepSpeed"
+  std::string_view name;         ///< "DeepSpeed"
+  std::string_view prefix = {};  ///< of keys where they are named: "--"
   std::span<const ImportRow> rows;
   /// Keys that count as given where they are absent, as TOML values.
   std::span<const std::pair<std::string_view, std::string_view>> defaults;
@@ -90,6 +95,8 @@ class RecipeImport {
   double number(std::string_view name, double otherwise = 0) const;
   std::string text(std::string_view name) const;
 
+  /// The key as the recipe's comments name it: "--lr", "--seed, its default".
+  std::string origin(const ForeignKey& given) const;
   /// `value` as TOML. A later one replaces an earlier one; --set replaces both.
   void set(const std::string& key, std::string value, const std::string& from);
   void set(const std::string& key, std::int64_t value, const std::string& from);

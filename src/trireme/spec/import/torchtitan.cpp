@@ -10,9 +10,6 @@ namespace {
 
 using config::Node;
 
-std::string tt_from(const ForeignKey& given) { return given.is_default ? given.name + ", its default" : given.name; }
-void tt_later(RecipeImport&, const ForeignKey&) {}
-
 /// The sizes of a flavor, by model and name.
 struct Flavor {
   std::string_view model, name, family;
@@ -61,7 +58,7 @@ void tt_model(RecipeImport& in, const ForeignKey& given) {
 void tt_optimizer(RecipeImport& in, const ForeignKey& given) {
   const std::string name = in.text(given.name);
   if (name == "AdamW" || name == "Adam") {
-    in.set_text("optim.kind", name == "AdamW" ? "adamw" : "adam", tt_from(given));
+    in.set_text("optim.kind", name == "AdamW" ? "adamw" : "adam", in.origin(given));
   } else {
     in.refuse(given, "no optimizer that is here by that name", "take AdamW or Adam");
   }
@@ -75,7 +72,7 @@ void tt_type(RecipeImport& in, const ForeignKey& given) {
     in.refuse(given, "no type that is here", "take bfloat16 or float32");
     return;
   }
-  in.set_text(key, ours, tt_from(given));
+  in.set_text(key, ours, in.origin(given));
 }
 
 void tt_schedule(RecipeImport& in, const ForeignKey& given) {
@@ -90,7 +87,7 @@ void tt_schedule(RecipeImport& in, const ForeignKey& given) {
                                     {"DualPipeV", "dualpipe-v"}};
   for (const Row& row : kScheduleNames) {
     if (row.theirs == schedule) {
-      in.set_text("pipeline.schedule", row.ours, tt_from(given));
+      in.set_text("pipeline.schedule", row.ours, in.origin(given));
       if (row.ours == "interleaved")
         in.set("pipeline.virtual_stages", std::int64_t{2}, "two a rank, torchtitan's default");
       return;
@@ -102,20 +99,20 @@ void tt_schedule(RecipeImport& in, const ForeignKey& given) {
 
 void tt_rotate(RecipeImport& in, const ForeignKey& given) {
   const std::string kind = in.text(given.name);
-  in.set_text("layout.cp_kind", kind == "alltoall" ? "ring" : "gather", tt_from(given));
+  in.set_text("layout.cp_kind", kind == "alltoall" ? "ring" : "gather", in.origin(given));
 }
 
 void tt_recompute(RecipeImport& in, const ForeignKey& given) {
   const std::string mode = in.text(given.name);
   if (mode == "none") {
-    in.set_text("train.recompute", "none", tt_from(given));
+    in.set_text("train.recompute", "none", in.origin(given));
   } else if (mode == "full") {
-    in.set_text("train.recompute", "full", tt_from(given));
+    in.set_text("train.recompute", "full", in.origin(given));
   } else if (mode == "selective") {
     const std::string option = in.text("activation_checkpoint.selective_ac_option");
     if (option.empty() || option == "op") {
       in.set_text("train.recompute", "selective",
-                  tt_from(given) + "; torchtitan saves GEMMs by operator, here attention's core is recomputed");
+                  in.origin(given) + "; torchtitan saves GEMMs by operator, here attention's core is recomputed");
       return;
     }
     const double every = in.number("activation_checkpoint.selective_ac_option", 0);
@@ -131,7 +128,7 @@ void tt_recompute(RecipeImport& in, const ForeignKey& given) {
 }
 
 void tt_timeout(RecipeImport& in, const ForeignKey& given) {
-  in.set_text("comm.deadline", fmt::format("{}s", in.number(given.name)), tt_from(given));
+  in.set_text("comm.deadline", fmt::format("{}s", in.number(given.name)), in.origin(given));
 }
 
 void tt_float8(RecipeImport& in, const ForeignKey& given) {
@@ -139,7 +136,7 @@ void tt_float8(RecipeImport& in, const ForeignKey& given) {
   if (given.name == "float8.enable_float8_linear" && !in.flag(given.name)) {
     in.without_effect(given, "not asked for");
   } else if (recipe.empty() || recipe == "tensorwise") {
-    in.set_text("precision.gemm", "fp8", tt_from(given));
+    in.set_text("precision.gemm", "fp8", in.origin(given));
   } else {
     in.refuse(given, "scales of rows are not built here", "take recipe_name = \"tensorwise\"");
   }
@@ -157,23 +154,23 @@ void tt_converters(RecipeImport& in, const ForeignKey& given) {
 }
 
 void tt_checkpoint(RecipeImport& in, const ForeignKey& given) {
-  if (!in.flag(given.name)) in.set("checkpoint.every", std::int64_t{0}, tt_from(given) + ": only at the end");
+  if (!in.flag(given.name)) in.set("checkpoint.every", std::int64_t{0}, in.origin(given) + ": only at the end");
 }
 
 void tt_interval(RecipeImport& in, const ForeignKey& given) {
   if (in.flag("checkpoint.enable_checkpoint") || in.flag("checkpoint.enable")) {
-    in.set("checkpoint.every", foreign_text(given.value), tt_from(given));
+    in.set("checkpoint.every", foreign_text(given.value), in.origin(given));
   } else {
     in.without_effect(given, "checkpoints are not enabled");
   }
 }
 
 void tt_keep(RecipeImport& in, const ForeignKey& given) {
-  in.set("checkpoint.keep", foreign_text(given.value), tt_from(given));
+  in.set("checkpoint.keep", foreign_text(given.value), in.origin(given));
 }
 
 void tt_async(RecipeImport& in, const ForeignKey& given) {
-  in.set("checkpoint.background", in.text(given.name) == "disabled" ? "false" : "true", tt_from(given));
+  in.set("checkpoint.background", in.text(given.name) == "disabled" ? "false" : "true", in.origin(given));
 }
 
 void tt_dataset(RecipeImport& in, const ForeignKey& given) {
@@ -193,7 +190,7 @@ void tt_dataset_path(RecipeImport& in, const ForeignKey& given) {
 }
 
 void tt_deterministic(RecipeImport& in, const ForeignKey& given) {
-  in.set("precision.deterministic_attention", foreign_text(given.value), tt_from(given));
+  in.set("precision.deterministic_attention", foreign_text(given.value), in.origin(given));
 }
 
 constexpr std::string_view kTitanLogs = "what a run logs is in its folder: metrics.jsonl, TensorBoard files, report";
@@ -235,13 +232,13 @@ const ImportRow kTitanRows[] = {
     {.name = "optimizer.early_step_in_backward", .refuse = "updates wait for the gradient norm", .neutral = "false"},
     {.name = "lr_scheduler.warmup_steps", .key = "lr_schedule.warmup"},
     {.name = "lr_scheduler.total_steps", .key = "lr_schedule.total"},
-    {.name = "lr_scheduler.decay_ratio", .take = tt_later},
-    {.name = "lr_scheduler.decay_type", .take = tt_later},
+    {.name = "lr_scheduler.decay_ratio", .take = take_with_others},
+    {.name = "lr_scheduler.decay_type", .take = take_with_others},
     {.name = "lr_scheduler.min_lr_factor", .key = "lr_schedule.minimum"},
     {.name = "lr_scheduler.lr_min", .key = "lr_schedule.minimum"},
     {.name = "training.batch_size", .key = "train.micro_batch_size"},
     {.name = "training.local_batch_size", .key = "train.micro_batch_size"},
-    {.name = "training.global_batch_size", .take = tt_later},
+    {.name = "training.global_batch_size", .take = take_with_others},
     {.name = "training.seq_len", .key = "data.seq_len"},
     {.name = "training.max_norm", .key = "optim.grad_clip_norm"},
     {.name = "training.steps", .key = "train.steps"},
@@ -268,8 +265,8 @@ const ImportRow kTitanRows[] = {
              in.without_effect(given, "not asked for");
            }
          }},
-    {.name = "parallelism.data_parallel_replicate_degree", .take = tt_later},
-    {.name = "parallelism.data_parallel_shard_degree", .take = tt_later},
+    {.name = "parallelism.data_parallel_replicate_degree", .take = take_with_others},
+    {.name = "parallelism.data_parallel_shard_degree", .take = take_with_others},
     {.name = "parallelism.fsdp_reshard_after_forward", .without = "weights are resharded after forward"},
     {.name = "parallelism.tensor_parallel_degree", .key = "layout.tp"},
     {.name = "parallelism.disable_loss_parallel",
@@ -277,7 +274,7 @@ const ImportRow kTitanRows[] = {
      .neutral = "false"},
     {.name = "parallelism.enable_async_tensor_parallel",
      .take = [](RecipeImport& in,
-                const ForeignKey& given) { in.set("layout.tp_overlap", foreign_text(given.value), tt_from(given)); }},
+                const ForeignKey& given) { in.set("layout.tp_overlap", foreign_text(given.value), in.origin(given)); }},
     {.name = "parallelism.pipeline_parallel_degree", .key = "layout.pp"},
     {.name = "parallelism.pipeline_parallel_schedule", .take = tt_schedule},
     {.name = "parallelism.pipeline_parallel_split_points",
@@ -290,7 +287,7 @@ const ImportRow kTitanRows[] = {
     {.name = "parallelism.pipeline_parallel_schedule_csv",
      .refuse = "schedules come from builders: `trireme schedule list`",
      .neutral = ""},
-    {.name = "parallelism.pipeline_parallel_microbatch_size", .take = tt_later},
+    {.name = "parallelism.pipeline_parallel_microbatch_size", .take = take_with_others},
     {.name = "parallelism.context_parallel_degree", .key = "layout.cp"},
     {.name = "parallelism.context_parallel_rotate_method", .take = tt_rotate},
     {.name = "parallelism.expert_parallel_degree", .refuse = "models with experts are not imported", .neutral = "1"},
@@ -301,7 +298,7 @@ const ImportRow kTitanRows[] = {
     {.name = "experimental.enable_compiled_autograd", .without = kCompile},
     {.name = "experimental.enable_async_tensor_parallel",
      .take = [](RecipeImport& in,
-                const ForeignKey& given) { in.set("layout.tp_overlap", foreign_text(given.value), tt_from(given)); }},
+                const ForeignKey& given) { in.set("layout.tp_overlap", foreign_text(given.value), in.origin(given)); }},
     {.name = "experimental.pipeline_parallel_degree", .key = "layout.pp"},
     {.name = "experimental.context_parallel_degree", .key = "layout.cp"},
     {.name = "experimental.custom_import", .refuse = "code of your own cannot be imported", .neutral = ""},
@@ -328,11 +325,11 @@ const ImportRow kTitanRows[] = {
     {.name = "checkpoint.exclude_from_loading", .refuse = "a checkpoint is loaded whole", .neutral = "[]"},
     {.name = "checkpoint.create_seed_checkpoint", .without = "initial values never depend on the layout"},
     {.name = "activation_checkpoint.mode", .take = tt_recompute},
-    {.name = "activation_checkpoint.selective_ac_option", .take = tt_later},
+    {.name = "activation_checkpoint.selective_ac_option", .take = take_with_others},
     {.name = "activation_checkpoint.per_op_sac_force_recompute_mm_shapes_by_fqns",
      .without = "attention's core is what selective recomputes"},
     {.name = "float8.enable_float8_linear", .take = tt_float8},
-    {.name = "float8.recipe_name", .take = tt_later},
+    {.name = "float8.recipe_name", .take = take_with_others},
     {.name = "float8.filter_fqns",
      .take =
          [](RecipeImport& in, const ForeignKey& given) {
@@ -349,9 +346,9 @@ const ImportRow kTitanRows[] = {
     {.name = "float8.force_recompute_fp8_weight_in_bwd", .without = "weights are quantized where they are used"},
     {.name = "float8.emulate", .without = "on CPUs FP8 is emulated anyway"},
     {.name = "float8.*", .refuse = "no such choice here"},
-    {.name = "validation.enable", .take = tt_later},
+    {.name = "validation.enable", .take = take_with_others},
     {.name = "validation.freq", .key = "eval.every", .enabled_by = "validation.enable"},
-    {.name = "validation.steps", .take = tt_later, .enabled_by = "validation.enable"},
+    {.name = "validation.steps", .take = take_with_others, .enabled_by = "validation.enable"},
     {.name = "validation.*", .without = "validation samples are held out of the data: data.validation_fraction"},
     {.name = "comm.init_timeout_seconds", .without = "one deadline counts for all calls: comm.deadline"},
     {.name = "comm.train_timeout_seconds", .take = tt_timeout},

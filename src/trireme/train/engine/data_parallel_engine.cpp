@@ -15,7 +15,7 @@
 #include "trireme/train/engine/engine.h"
 #include "trireme/train/engine/feed.h"
 #include "trireme/train/engine/layer_dropping.h"
-#include "trireme/train/engine/parallel_groups.h"
+#include "trireme/train/engine/recipe_layout.h"
 #include "trireme/train/engine/step_graph.h"
 #include "trireme/train/engine/teacher.h"
 

@@ -23,14 +23,14 @@ class RunAheadDriver final : public StepDriver {
       : state_(state), engine_(engine), update_(*state.optimizer) {}
 
   StepReport next() override;
-  bool at_rest() const override { return under_way_.empty(); }
+  bool at_rest() const override { return in_flight_.empty(); }
   void rest_soon() override { rest_soon_ = true; }
   bool looks_before_update() const override { return false; }
-  void restart() override { TRIREME_CHECK(under_way_.empty(), "a state was read while a step is under way"); }
+  void restart() override { TRIREME_CHECK(in_flight_.empty(), "a state was read while a step is under way"); }
 
  private:
   /// Of a step that was started, and whose outcome is not known yet.
-  struct UnderWay {
+  struct StepInFlight {
     Fetched fetched;
     StepReport report;
     nn::LossCounts counts;
@@ -39,17 +39,17 @@ class RunAheadDriver final : public StepDriver {
   void start();
   /// Whether somebody looks at the state after this step.
   bool rests_after(std::int64_t step);
-  [[noreturn]] void give_up(UnderWay& anomalous);
+  [[noreturn]] void give_up(StepInFlight& anomalous);
 
   TrainState& state_;
   SingleStepEngine& engine_;
   DelayedUpdate update_;
-  std::deque<UnderWay> under_way_;
+  std::deque<StepInFlight> in_flight_;
   bool rest_soon_ = false;
 };
 
 void RunAheadDriver::start() {
-  UnderWay started{.fetched = state_.fetch()};
+  StepInFlight started{.fetched = state_.fetch()};
   const StepPlan& plan = started.fetched.plan;
   started.report.position = plan.after;
   started.report.data_s = started.fetched.waited_s;
@@ -66,7 +66,7 @@ void RunAheadDriver::start() {
   engine_.updated();
   started.report.flops = sums.flops;
   started.report.compute_s = seconds_since(begin);
-  under_way_.push_back(std::move(started));
+  in_flight_.push_back(std::move(started));
 }
 
 bool RunAheadDriver::rests_after(std::int64_t step) {
@@ -77,13 +77,13 @@ bool RunAheadDriver::rests_after(std::int64_t step) {
 }
 
 StepReport RunAheadDriver::next() {
-  if (under_way_.empty()) start();
-  const bool rests = rests_after(under_way_.front().report.position.step);
-  if (!rests && under_way_.size() == 1) start();
+  if (in_flight_.empty()) start();
+  const bool rests = rests_after(in_flight_.front().report.position.step);
+  if (!rests && in_flight_.size() == 1) start();
   const auto begin = Clock::now();
   const DelayedUpdate::Outcome outcome = update_.wait();
-  UnderWay done = std::move(under_way_.front());
-  under_way_.pop_front();
+  StepInFlight done = std::move(in_flight_.front());
+  in_flight_.pop_front();
   tell_losses(done.report, outcome.losses, done.counts);
   done.report.gradient_norm = outcome.gradient_norm;
   if (!outcome.taken) give_up(done);
@@ -94,9 +94,9 @@ StepReport RunAheadDriver::next() {
 }
 
 /// The weights are those before this step: nothing was updated since.
-void RunAheadDriver::give_up(UnderWay& anomalous) {
+void RunAheadDriver::give_up(StepInFlight& anomalous) {
   while (update_.waiting() > 0) update_.wait();
-  under_way_.clear();
+  in_flight_.clear();
   update_.go_on();
   state_.feeder.reset();
   nn::zero_grad(engine_.params());

@@ -18,8 +18,8 @@
 #include "trireme/pipeline/waves.h"
 #include "trireme/train/engine/engine.h"
 #include "trireme/train/engine/layer_dropping.h"
-#include "trireme/train/engine/parallel_groups.h"
 #include "trireme/train/engine/pipeline_split.h"
+#include "trireme/train/engine/recipe_layout.h"
 #include "trireme/train/engine/teacher.h"
 
 namespace trireme::train {

@@ -100,7 +100,7 @@ StepGraph::Result StepGraph::run(nn::Tensors inputs, nn::Context context, Turn t
   if (captures_.size() > kMostCaptures) return run_plainly(std::move(inputs), context);
   Capture& captured = find(looks(inputs, context, turn));
   if (captures_.size() > kMostCaptures) {
-    log_warn("train.cuda_graphs: micros look different from step to step, so they are not captured any more");
+    log_warn("train.cuda_graphs: shapes of micro-batches differ from step to step, so they are no longer captured");
     captures_.resize(kMostCaptures + 1);
     for (auto& one : captures_) {
       one->calls.reset();

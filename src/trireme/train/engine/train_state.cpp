@@ -32,7 +32,7 @@ const spec::Recipe& checked_recipe(const spec::Recipe& recipe, const spec::Model
   return recipe;
 }
 
-/// Many small additions to numbers of 16 bits lose more than one rounding does.
+/// Many small additions to fp16 or bf16 elements lose more than one rounding does.
 void warn_of_rounded_sums(const spec::Recipe& recipe, const Share& share) {
   if (!spec::has_narrow_gradients(recipe.precision)) return;
   const std::size_t micros = plan_step(recipe, {}, share).microbatches.size();

@@ -70,7 +70,7 @@ double observed_failures_s(const fs::path& run) {
 
 void load_step(const checkpoint::RunFolder& folder, std::int64_t step, Trainer& trainer) {
   checkpoint::load(formats::CheckpointFolder(folder.checkpoints() / formats::checkpoint_name(step)), trainer.state(),
-                   checkpoint::What::kEverything, trainer.recipe().checkpoint.threads);
+                   checkpoint::LoadScope::kEverything, trainer.recipe().checkpoint.threads);
   trainer.loaded();
 }
 

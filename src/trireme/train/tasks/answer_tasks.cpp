@@ -16,10 +16,8 @@
 #include "trireme/device/cpu_setup.h"
 #include "trireme/device/tensor_buffer.h"
 #include "trireme/observe/run_reader.h"
-#include "trireme/parallel/gpu_exchange.h"
-#include "trireme/parallel/parallel_groups.h"
-#include "trireme/spec/layout_check.h"
 #include "trireme/train/engine/feed.h"
+#include "trireme/train/run/model_on_ranks.h"
 #include "trireme/train/tasks/commands.h"
 
 namespace trireme::train {
@@ -145,7 +143,7 @@ void check_row(const TaskRow& row, const spec::ModelShape& shape) {
   if (static_cast<std::int64_t>(row.tokens.size()) > shape.max_seq_len)
     throw ConfigError(fmt::format("question {} has {} tokens with its answer; the model's context has {}", row.question,
                                   row.tokens.size(), shape.max_seq_len),
-                      "put fewer examples before it: --shots");
+                      "put fewer examples before it: --num-fewshot");
   for (const std::int32_t token : row.tokens) {
     if (token >= shape.vocab_size)
       throw ConfigError(fmt::format("question {} has token {}, but the model's vocab_size is {}", row.question, token,
@@ -165,22 +163,13 @@ std::optional<double> tokens_trained(const std::filesystem::path& model) {
 TaskReplies answer_tasks(const TaskRequest& request, comm::Rank& rank) {
   at::set_num_threads(std::max(1, usable_cores() / std::max(1, request.local_ranks)));
   comm::Group& world = rank.world();
-  spec::LayoutConfig layout;
-  layout.tp = request.tp;
-  spec::LayoutTask task;
-  task.shape = checkpoint::stored_shape(request.model);
-  task.ranks = task.batch_rows = world.size();
-  parallel::check_layout(layout, {}, task);
-  if (!task.shape.causal || task.shape.num_encoder_layers > 0)
+  const spec::ModelShape shape = checkpoint::stored_shape(request.model);
+  if (!shape.causal || shape.num_encoder_layers > 0)
     throw ConfigError(fmt::format("{} does not read from left to right", request.model.string()),
                       "tasks are answered by causal language models");
-  const auto groups =
-      parallel::form(layout, task.shape, world, task.sequence, parallel::init_device_exchange(request.device, world));
-  checkpoint::OpenOptions options;
-  options.precision = request.precision;
-  options.device = groups->device;
-  options.build.parallel = &groups->parallel;
-  const checkpoint::OpenedModel opened = checkpoint::open_model(request.model, options);
+  const ModelOnRanks model = open_on_ranks(request.model, request.tp, request.precision, request.device, world);
+  const checkpoint::OpenedModel& opened = model.opened;
+  const parallel::ParallelGroups* const groups = model.groups.get();
   const auto name = request.tokenizer ? request.tokenizer : opened.tokenizer;
   if (!name)
     throw ConfigError(fmt::format("{} does not say its tokenizer", request.model.string()), "give --tokenizer");
@@ -188,9 +177,9 @@ TaskReplies answer_tasks(const TaskRequest& request, comm::Rank& rank) {
 
   std::vector<TaskRow> rows;  // of all questions; this rank's are computed
   TaskReplies result;
-  result.parameters = static_cast<double>(spec::count_parameters(task.shape).active());
+  result.parameters = static_cast<double>(spec::count_parameters(shape).active());
   result.tokens = tokens_trained(request.model);
-  result.vocab_size = task.shape.vocab_size;
+  result.vocab_size = shape.vocab_size;
   result.replies.resize(request.questions.size());
   for (std::size_t i = 0; i < request.questions.size(); ++i) {
     const TaskQuestion& question = request.questions[i];
@@ -203,7 +192,7 @@ TaskReplies answer_tasks(const TaskRequest& request, comm::Rank& rank) {
       rows.back().choice = k + 1;
     }
   }
-  for (const TaskRow& row : rows) check_row(row, task.shape);
+  for (const TaskRow& row : rows) check_row(row, shape);
 
   std::vector<const TaskRow*> mine;
   for (const TaskRow& row : rows) {

@@ -234,10 +234,10 @@ struct OnnxHandlers {
         in.fail(node, fmt::format("its {} is {}", factor, given->real), "graphs have GEMMs with factors of one");
     }
     in.attribute(node, "transA", 0, 0, 0);
-    const bool turned = in.attribute(node, "transB", 0, 0, 1) == 1;
+    const bool transposed = in.attribute(node, "transB", 0, 0, 1) == 1;
     if (x.axes.size() != 2 || x.axes[1] == kUnitAxis) in.fail(node, "its input has not two axes", "flatten it before");
-    const int made = in.new_dim(node.name + ".out", weight->dims[turned ? 0 : 1]);
-    const std::vector<int> dims = turned ? std::vector<int>{made, x.axes[1]} : std::vector<int>{x.axes[1], made};
+    const int made = in.new_dim(node.name + ".out", weight->dims[transposed ? 0 : 1]);
+    const std::vector<int> dims = transposed ? std::vector<int>{made, x.axes[1]} : std::vector<int>{x.axes[1], made};
     Op op{.inputs = {x.tensor, in.parameter(node, 1, dims)}, .bias = in.has_input(node, 2)};
     if (op.bias) op.inputs.push_back(in.parameter(node, 2, {made}));
     in.emit(node, std::move(op), {x.axes[0], made});

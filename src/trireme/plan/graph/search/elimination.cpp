@@ -104,26 +104,26 @@ class BucketElimination {
 
   /// The least sum of all factors with `node`, for each choice of the kept ones.
   void combine(int node, const std::vector<int>& kept, std::vector<double>& cost, std::vector<int>& best) const {
-    struct Walk {
+    struct Cursor {
       const double* cost;
       std::vector<std::size_t> strides;  // of the kept nodes
       std::size_t own = 0;               // of the node that goes
       std::size_t at = 0;
     };
-    std::vector<Walk> walks;
+    std::vector<Cursor> cursors;
     for (const Factor& factor : factors_) {
       if (std::ranges::find(factor.nodes, node) == factor.nodes.end()) continue;
-      Walk walk{factor.cost.data(), std::vector<std::size_t>(kept.size(), 0)};
+      Cursor cursor{factor.cost.data(), std::vector<std::size_t>(kept.size(), 0)};
       std::size_t stride = 1;
       for (std::size_t i = factor.nodes.size(); i-- > 0;) {
         if (factor.nodes[i] == node) {
-          walk.own = stride;
+          cursor.own = stride;
         } else {
-          walk.strides[static_cast<std::size_t>(std::ranges::find(kept, factor.nodes[i]) - kept.begin())] = stride;
+          cursor.strides[static_cast<std::size_t>(std::ranges::find(kept, factor.nodes[i]) - kept.begin())] = stride;
         }
         stride *= choices(factor.nodes[i]);
       }
-      walks.push_back(std::move(walk));
+      cursors.push_back(std::move(cursor));
     }
     std::size_t size = 1;
     for (const int neighbour : kept) size *= choices(neighbour);
@@ -136,16 +136,16 @@ class BucketElimination {
       int chosen = 0;
       for (std::size_t choice = 0; choice < own_choices; ++choice) {
         double sum = 0;
-        for (const Walk& walk : walks) sum += walk.cost[walk.at + choice * walk.own];
+        for (const Cursor& cursor : cursors) sum += cursor.cost[cursor.at + choice * cursor.own];
         if (sum < least) least = sum, chosen = static_cast<int>(choice);
       }
       cost[entry] = least;
       best[entry] = chosen;
       for (std::size_t i = kept.size(); i-- > 0;) {
         const bool wraps = ++place[i] == choices(kept[i]);
-        for (Walk& walk : walks) {
-          walk.at += walk.strides[i];
-          if (wraps) walk.at -= walk.strides[i] * choices(kept[i]);
+        for (Cursor& cursor : cursors) {
+          cursor.at += cursor.strides[i];
+          if (wraps) cursor.at -= cursor.strides[i] * choices(kept[i]);
         }
         if (!wraps) break;
         place[i] = 0;

@@ -1,4 +1,4 @@
-// train/engine/parallel_groups.h -- a recipe's layout on the ranks of a world: checked, formed, and what follows from
+// train/engine/recipe_layout.h -- a recipe's layout on the ranks of a world: checked, formed, and what follows from
 // it.
 //
 // Depends on: comm, parallel, spec.

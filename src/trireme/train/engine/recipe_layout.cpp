@@ -1,4 +1,4 @@
-#include "trireme/train/engine/parallel_groups.h"
+#include "trireme/train/engine/recipe_layout.h"
 
 #include <fmt/format.h>
 
