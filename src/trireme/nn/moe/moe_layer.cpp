@@ -324,14 +324,17 @@ MoeLayer::HomeGrad MoeLayer::backward_experts(const at::Tensor& dy, const at::Te
       const CountAsRecomputed again(context);
       pre_activation = parts_.experts.pre_activation(rows, context);
     }
-    const auto of_rows =
-        parts_.experts.backward(dispatched(dispatch, std::move(of_dy), dy.scalar_type()), rows, pre_activation,
-                                /*last=*/&pass == &plan.back(), context, tape);
+    const auto of_rows = parts_.experts.backward(dispatched(dispatch, std::move(of_dy), dy.scalar_type()), rows,
+                                                 pre_activation, context, tape);
     PendingRows x_back = dispatch.begin_home(of_rows.x), gates_back = dispatch.begin_home(of_rows.gates);
     stop_before(PassStops::Before::kCombine, first, context);
     dispatch.arrived_home(x_back, grad.x);
     dispatch.arrived_home(gates_back, grad.gates);
   }
+  // Here and not with the last pass, which is before the stop at combine where there is one pass and behind it where
+  // there are more. Ranks that reduce these gradients together share experts with others, so that their numbers of
+  // passes differ; their calls, among which those of the other micro-batch of a pair stand, must not.
+  parts_.experts.end_backward(context, tape);
   return grad;
 }
 
