@@ -23,6 +23,7 @@ Experts::Experts(ExpertsShape shape, Param& in, Param& out) : shape_(std::move(s
 std::int64_t Experts::local_experts() const { return local_shape(in_.placement)[0]; }
 
 CopiedWeights Experts::with_copies(const ExpertCopies& copies, Context& context) const {
+  if (!copies.any()) return {.copies = copies, .in = context.value(in_), .out = context.value(out_)};
   return {
       .copies = copies, .in = copies.with_copies(context.value(in_)), .out = copies.with_copies(context.value(out_))};
 }
@@ -79,7 +80,7 @@ at::Tensor Experts::forward(const ExpertRows& rows, const at::Tensor& pre_activa
 void Experts::add_weight_grad(Param& weight, const at::Tensor& dy, const at::Tensor& x, const ExpertRows& rows,
                               Context& context, Tape& tape) const {
   if (weight.trainable) context.flops += gemm_flops(dy.size(1), dy.size(0), x.size(1));
-  const ExpertCopies* copies = rows.copied != nullptr ? &rows.copied->copies : nullptr;
+  const ExpertCopies* copies = rows.copied != nullptr && rows.copied->copies.any() ? &rows.copied->copies : nullptr;
   tape.weight_gradient([&weight, dy, x, kept = std::vector<std::int64_t>(rows.offsets.begin(), rows.offsets.end()),
                         ends = rows.ends, copies] {
     if (!weight.trainable) return;
