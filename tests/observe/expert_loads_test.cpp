@@ -54,7 +54,7 @@ TEST(ExpertLoads, TellWhatRanksComputedWhatItCostAndWhatMoved) {
   EXPECT_THAT(balance.layers[0].ranks, ElementsAre(19, 5));
   const std::string table = balance_table(balance);
   EXPECT_THAT(table, HasSubstr("<td>1.58</td><td>3.50</td><td>19, 5</td>"));
-  EXPECT_THAT(table, HasSubstr("after 1 of the run's steps: 2 of them in all, 3.0 MiB between ranks in 0.50 s"));
+  EXPECT_THAT(table, HasSubstr("after 1 of the run's steps: 2 of them in all, 3 MiB between ranks in 0.50 s"));
   EXPECT_THAT(table, HasSubstr("from 1.67 to 1.50 of the mean"));
 }
 

@@ -149,7 +149,8 @@ TEST(Experts, OfSeveralStepsInFlightAndOfStagesOnSeveralRanksEqualTheirTwins) {
   expect_equal(
       recipe,
       {"pp=2 ep=2 schedule=pipedream", "pp=2 ep=2 schedule=pipedream-2bw", "pp=2 ep=2 schedule=pipedream zero=1"}, 4);
-  expect_equal(recipe, {"pp=2 ep=2 schedule=zb-h2"}, 4, [](auto& r) { r.pipeline.drain_every = 3; });
+  expect_equal(recipe, {"pp=2 ep=2 schedule=zb-h2"}, 4,
+               [](auto& r) { r.pipeline.drain_every = 3, r.checkpoint.every = r.train.hash_every = 0; });
   expect_equal(recipe, {"pp=4 schedule=1f1b"}, 4, [](auto& r) { r.pipeline.stage_ranks = {3, 1}; });
 }
 
