@@ -76,5 +76,44 @@ TEST(ExpertCopies, NeverStandWhereTheExpertIsAndNeverMakeItWorse) {
   }
 }
 
+TEST(ExpertOwners, SwapWhatMakesTheBusiestRankLessBusy) {
+  // Ranks of two: 90 + 80 and 5 + 6 become 6 + 80 and 5 + 90; those which stay keep their places.
+  const std::vector<std::int64_t> loads{90, 80, 5, 6};
+  EXPECT_THAT(place_owners(loads, {.order = {0, 1, 2, 3}, .ranks = 2}), ElementsAre(3, 1, 2, 0));
+  EXPECT_THAT(place_owners(loads, {.order = {3, 0, 1, 2}, .ranks = 2}), ElementsAre(3, 0, 1, 2))
+      << "as good as it gets";
+  const std::vector<std::int64_t> even{100, 101, 100, 100};
+  EXPECT_THAT(place_owners(even, {.order = {0, 1, 2, 3}, .ranks = 2}), ElementsAre(0, 1, 2, 3)) << "not worth it";
+}
+
+TEST(ExpertOwners, StayOnTheirNode) {
+  const std::vector<std::int64_t> loads{100, 90, 2, 1, 1, 1, 1, 1};
+  const auto order = place_owners(loads, {.order = {0, 1, 2, 3, 4, 5, 6, 7}, .ranks = 4, .node_ranks = 2});
+  EXPECT_THAT(std::vector(order.begin() + 4, order.end()), ElementsAre(4, 5, 6, 7));
+  EXPECT_LT(busiest_rank(in_order(loads, order), 4, {}), busiest_rank(loads, 4, {}));
+}
+
+TEST(ExpertOwners, AreAPermutationThatIsNeverWorseAndSettles) {
+  const Random draws(6, "owners");
+  double gained = 0;
+  for (int round = 0; round < 200; ++round) {
+    const std::int64_t ranks = 2 << round % 3, each = 1 + round % 5, experts = ranks * each;
+    std::vector<std::int64_t> loads, order(static_cast<std::size_t>(experts));
+    for (std::int64_t i = 0; i < experts; ++i) {
+      const auto draw = draws.below(1000, static_cast<std::uint64_t>(round * 1000 + i));
+      loads.push_back(static_cast<std::int64_t>(draw * draw / 1000));
+    }
+    std::iota(order.begin(), order.end(), 0);
+    const double before = busiest_rank(loads, ranks, {});
+    const std::vector<std::int64_t> moved = place_owners(loads, {.order = order, .ranks = ranks});
+    EXPECT_THAT(moved, testing::UnorderedElementsAreArray(order));
+    const double after = busiest_rank(in_order(loads, moved), ranks, {});
+    EXPECT_TRUE(moved == order || after <= (1 - kLeastGain) * before + 1e-12) << round;
+    EXPECT_EQ(place_owners(loads, {.order = moved, .ranks = ranks}), moved) << round;
+    gained += before - after;
+  }
+  EXPECT_GT(gained / 200, 0.2);
+}
+
 }  // namespace
 }  // namespace trireme::layout

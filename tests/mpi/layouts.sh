@@ -30,4 +30,6 @@ verify "dp=4 ep=4 zero=3"
 verify "dp=2 cp=2 ep=4 zero=1"
 verify "dp=2 tp=2 sequence_parallel=true ep=2 zero=2"
 verify "pp=2 dp=2 ep=2" pipeline.schedule=zb-h1
+verify "pp=2 dp=2 ep=2 zero=3" pipeline.schedule=dualpipe experts.arena=1
+verify "dp=4 ep=4 zero=1" experts.move_experts=true experts.rebalance_every=1
 echo fine

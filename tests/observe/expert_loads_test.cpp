@@ -41,5 +41,22 @@ TEST(ExpertLoads, AddUpOverTheLastSteps) {
   EXPECT_EQ(balance_table(expert_balance({}, 2)), "");
 }
 
+/// Experts lie in another order, and copies share: ranks tell their own tokens, and what the others waited.
+TEST(ExpertLoads, TellWhatRanksComputedWhatItCostAndWhatMoved) {
+  StepRecord first = step_with_loads(1, {9, 1, 1, 1}), second = step_with_loads(2, {9, 1, 1, 1});
+  first.experts[0].ranks = {10, 2}, first.experts[0].cost_ms = 4;
+  first.experts_moved =
+      ExpertsMoved{.experts = 2, .bytes = 3 << 20, .seconds = 0.5, .busiest_before = 1.67, .busiest_after = 1.5};
+  second.experts[0].ranks = {9, 3}, second.experts[0].cost_ms = 3;
+  EXPECT_EQ(step_from(to_json(first)), first);
+  const std::vector<StepRecord> steps{first, second};
+  const ExpertBalance balance = expert_balance(steps);
+  EXPECT_THAT(balance.layers[0].ranks, ElementsAre(19, 5));
+  const std::string table = balance_table(balance);
+  EXPECT_THAT(table, HasSubstr("<td>1.58</td><td>3.50</td><td>19, 5</td>"));
+  EXPECT_THAT(table, HasSubstr("after 1 of the run's steps: 2 of them in all, 3 MiB between ranks in 0.50 s"));
+  EXPECT_THAT(table, HasSubstr("from 1.67 to 1.50 of the mean"));
+}
+
 }  // namespace
 }  // namespace trireme::observe

@@ -231,6 +231,25 @@ std::vector<Case> mistakes() {
     r.layout.dp = 3, r.layout.ep = 3;
     r.model.experts = {.num_experts = 3, .top_k = 2, .redundant_experts = 2, .rebalance_every = 1};
   });
+  const auto moving = [](spec::Recipe& r) {
+    r.layout.dp = 2, r.layout.ep = 2;
+    r.model.experts = {.num_experts = 4, .top_k = 2, .move_experts = true, .rebalance_every = 1};
+  };
+  add("experts that move", [=](auto& r) { moving(r); });
+  add("experts that move under offload", [=](auto& r) { moving(r), r.layout.offload = spec::OffloadKind::kOptimizer; });
+  add("experts that move, with compression",
+      [=](auto& r) { moving(r), r.compress.kind = spec::CompressKind::kPowerSgd; });
+  const auto in_flight = [](spec::Recipe& r) {
+    r.layout.pp = 2, r.pipeline.schedule = "pipedream", r.model.tied = false;
+    r.model.experts = {.num_experts = 4, .top_k = 2, .router = spec::RouterKind::kSigmoidTopK};
+  };
+  add("experts of steps in flight", [=](auto& r) { in_flight(r); });
+  add("experts of steps in flight, with biases",
+      [=](auto& r) { in_flight(r), r.model.experts.bias_update_rate = 0.01; });
+  add("experts of steps in flight that move", [=](auto& r) {
+    in_flight(r), r.layout.dp = r.layout.ep = 2;
+    r.model.experts.move_experts = true, r.model.experts.rebalance_every = 1;
+  });
   const auto t5 = [](spec::Recipe& r) {
     r.model.family = spec::Family::kT5, r.model.num_encoder_layers = 2, r.model.gated = false, r.model.tied = true;
     r.model.num_kv_heads = r.model.num_heads, r.data.synthetic.kind = spec::SyntheticKind::kReverse;

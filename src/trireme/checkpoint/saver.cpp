@@ -79,16 +79,22 @@ struct Saver::Job {
 
 Saver::Saver(const nn::State& state, comm::Group& group, SaverOptions options)
     : state_(state), group_(group), options_(std::move(options)) {
-  std::vector<HeldTensor> mine = holdings_of(state);
+  make_plan();
+}
+
+void Saver::make_plan() {
+  planned_changes_ = state_.placement_changes();
+  std::vector<HeldTensor> mine = holdings_of(state_);
   std::vector<std::vector<HeldTensor>> all;
-  for (const std::string& text : all_texts(holdings_text(mine), group)) all.push_back(parse_holdings(text));
+  for (const std::string& text : all_texts(holdings_text(mine), group_)) all.push_back(parse_holdings(text));
   plan_ = plan_save(all);
-  part_ = part_of(plan_, static_cast<std::size_t>(group.rank()));
+  part_ = part_of(plan_, static_cast<std::size_t>(group_.rank()));
   prefix_ = part_.prefix();
-  if (group.rank() == 0) describe(plan_, layout_);
+  layout_ = {};
+  if (group_.rank() == 0) describe(plan_, layout_);
   // Of others, who writes something of which tensor is enough from here on.
   for (std::size_t rank = 0; rank < plan_.ranks.size(); ++rank) {
-    if (rank == static_cast<std::size_t>(group.rank())) continue;
+    if (rank == static_cast<std::size_t>(group_.rank())) continue;
     for (SaveShare& share : plan_.ranks[rank]) share.runs = {};
   }
 }
@@ -189,6 +195,7 @@ void Saver::write_part_of(Job& job) {
 void Saver::begin(const SaveRequest& request) {
   const auto start = Clock::now();
   if (busy_) collect();
+  if (planned_changes_ != state_.placement_changes()) make_plan();
   job_ = std::make_unique<Job>();
   Job& job = *job_;
   job.begun = start;
@@ -352,6 +359,10 @@ std::optional<SaveOutcome> Saver::save(const SaveRequest& request) {
 }
 
 std::vector<nn::HashShare> Saver::hashes() {
+  if (planned_changes_ != state_.placement_changes()) {
+    if (busy_) collect();  // what is being written goes by the plan
+    make_plan();
+  }
   // One tensor after the other: of those on a device, one copy at a time.
   std::vector<std::uint64_t> mine;
   for (const SaveShare& share : plan_.ranks[static_cast<std::size_t>(group_.rank())]) {

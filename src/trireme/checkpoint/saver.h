@@ -1,6 +1,7 @@
 // checkpoint/saver.h -- saves a run's state again and again, every rank its share, while the run goes on.
 //
-//   Saver saver(state, world, {});                     on all ranks together, once: plans who writes what
+//   Saver saver(state, world, {});                     on all ranks together, once: plans who writes what, and again
+//                                                      where the state's placements have changed
 //   saver.begin({.folder = checkpoints, .step = 20});  after a step; from here the state must not change until ...
 //   saver.wait_copied();                               ... this returns: call it before the next optimizer step
 //   if (all ranks have written()) saver.collect();     on all ranks together
@@ -95,6 +96,7 @@ class Saver {
 
  private:
   struct Job;
+  void make_plan();
   void write_part_of(Job& job);
   PartHash hash_of_part(const std::byte* image, const std::vector<at::Tensor>& hosts) const;
   std::vector<nn::HashShare> add_up(const std::vector<std::vector<std::uint64_t>>& shares) const;
@@ -106,7 +108,8 @@ class Saver {
   const nn::State& state_;
   comm::Group& group_;
   SaverOptions options_;
-  SavePlan plan_;  // of other ranks without runs
+  SavePlan plan_;                     // of other ranks without runs
+  std::int64_t planned_changes_ = 0;  // State::placement_changes() then
   PartPlan part_;
   std::string prefix_;
   formats::CheckpointManifest layout_;  // rank 0: what every manifest says of tensors

@@ -157,7 +157,8 @@ Json WatchedRun::experts_json() const {
   if (balance.layers.empty()) return nullptr;
   Json layers = Json::array();
   for (const observe::LayerLoad& layer : balance.layers) {
-    const std::vector<std::int64_t> ranks = observe::rank_loads(layer.tokens, balance.ranks);
+    const std::vector<std::int64_t> ranks =
+        layer.ranks.empty() ? observe::rank_loads(layer.tokens, balance.ranks) : layer.ranks;
     layers.push_back({{"name", layer.layer},
                       {"tokens", layer.tokens},
                       {"imbalance", short_number(observe::max_over_mean(layer.tokens))},

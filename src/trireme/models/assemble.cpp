@@ -42,6 +42,7 @@ Assembly::Assembly(nn::Params& params, nn::moe::Balance& balance, const spec::Mo
       recompute_norms_(options.recompute_norms),
       save_mlp_activations_(options.save_mlp_activations),
       deterministic_(options.deterministic_attention) {
+  if (shape.experts.used()) balance_.follow(rebalance_policy(shape.experts, parallel));
   if (shape.position_kind == spec::PositionKind::kRotary) {
     rotary_ = std::make_shared<nn::RotaryTable>(
         shape.rotary, shape.mla.used() ? shape.mla.qk_rope_head_dim : shape.head_dim, shape.max_seq_len);

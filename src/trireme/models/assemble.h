@@ -37,6 +37,8 @@ enum class BlockKind : std::uint8_t {
   kDecoderBesideEncoder,  ///< attention, attention to the encoder's output, MLP
 };
 
+nn::moe::RebalancePolicy rebalance_policy(const spec::Experts& config, const nn::ParallelContext& parallel);
+
 class Assembly {
  public:
   /// All are borrowed, also by the layers; `balance` gets the loads of each layer with experts.

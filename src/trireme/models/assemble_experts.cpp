@@ -35,6 +35,17 @@ nn::moe::SharedExperts Assembly::shared_experts(const std::string& name) {
   return shared;
 }
 
+nn::moe::RebalancePolicy rebalance_policy(const spec::Experts& config, const nn::ParallelContext& parallel) {
+  if (parallel.experts == nullptr) return {};
+  const std::int64_t ranks = parallel.experts->size();
+  return {.every = config.rebalance_every,
+          .ranks = ranks,
+          .room = config.redundant_experts / ranks,
+          .moves = config.move_experts,
+          // Tokens are limited to groups so that they go to few nodes.
+          .node_ranks = config.num_groups > 1 ? config.node_ranks : 0};
+}
+
 nn::moe::ExpertLoads& Assembly::expert_loads(const std::string& name, Router::BiasKind bias) {
   const std::int64_t experts = shape_.experts.num_experts;
   nn::moe::ExpertLoads loads{
@@ -45,11 +56,7 @@ nn::moe::ExpertLoads& Assembly::expert_loads(const std::string& name, Router::Bi
     loads.rate = shape_.experts.bias_update_rate;
     loads.centered = shape_.experts.bias_centered;
   }
-  if (shape_.experts.redundant_experts > 0 && parallel_.experts != nullptr) {
-    const std::int64_t ranks = parallel_.experts->size();
-    loads.copy_policy = {
-        .every = shape_.experts.rebalance_every, .ranks = ranks, .room = shape_.experts.redundant_experts / ranks};
-  }
+  loads.policy = rebalance_policy(shape_.experts, parallel_);
   return balance_.add(std::move(loads));
 }
 

@@ -166,6 +166,10 @@ std::vector<std::string> lost_features(const FamilyFormat& format, const formats
     ours.bias_update_rate = theirs.bias_update_rate, ours.bias_centered = theirs.bias_centered;
     ours.balance_group = theirs.balance_group, ours.arena = theirs.arena, ours.jitter = theirs.jitter;
     ours.expert_dropout = theirs.expert_dropout;
+    ours.node_ranks = theirs.node_ranks, ours.slice_over_tp = theirs.slice_over_tp;
+    ours.dispatch_precision = theirs.dispatch_precision;
+    ours.redundant_experts = theirs.redundant_experts, ours.move_experts = theirs.move_experts;
+    ours.rebalance_every = theirs.rebalance_every;
     if (ours.router == spec::RouterKind::kSwitch) ours.capacity_factor = theirs.capacity_factor;  // families/t5.cpp
     if (spec::expert_ffn_size(shape) == spec::expert_ffn_size(read)) ours.ffn_size = theirs.ffn_size;
     if (ours.num_groups == 1) ours.group_score = theirs.group_score;

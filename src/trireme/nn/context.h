@@ -98,11 +98,13 @@ struct Context {
   const KvBatch* kv_batch = nullptr;                  ///< inference over a KV cache: kv_cache.h
   WeightSource* weights = nullptr;                    ///< null: the current ones
   std::function<void(Param&)> on_gradient = nullptr;  ///< a layer has added its part to this gradient
-  PassStops* stops = nullptr;                         ///< null: the pass runs through
-  Stash* stash = nullptr;                             ///< where kept inputs wait for backward; null: on the device
-  device::RankMemory* memory = nullptr;               ///< where activations are counted; null: nowhere
-  EventSink* events = nullptr;                        ///< who is told when each layer ran; null: nobody
-  int rank = 0;                                       ///< whose events they are
+  bool divided =
+      false;  ///< backward goes in parts of a forward: every tensor saved has its rows in its first dimension
+  PassStops* stops = nullptr;            ///< null: the pass runs through
+  Stash* stash = nullptr;                ///< where kept inputs wait for backward; null: on the device
+  device::RankMemory* memory = nullptr;  ///< where activations are counted; null: nowhere
+  EventSink* events = nullptr;           ///< who is told when each layer ran; null: nobody
+  int rank = 0;                          ///< whose events they are
   MtpTokens mtp;
 
   const at::Tensor& value(const Param& param) { return weights ? weights->value(param) : param.value; }

@@ -42,6 +42,16 @@ void State::add_value(std::string name, std::function<nlohmann::ordered_json()> 
   values_.push_back({std::move(name), std::move(get), std::move(set)});
 }
 
+void State::place_again(std::string_view name, layout::Placement placement) {
+  const auto found = tensor_at_.find(std::string(name));
+  TRIREME_CHECK(found != tensor_at_.end(), "the state has no tensor {}", name);
+  StateTensor& tensor = tensors_[found->second];
+  TRIREME_CHECK(placement.shape == tensor.placement.shape && tensor.tensor.numel() == layout::local_elements(placement),
+                "state {} cannot be placed as {}", name, layout::to_text(placement));
+  placement.name = tensor.name;
+  tensor.placement = std::move(placement);
+}
+
 const StateTensor* State::find(std::string_view name) const {
   const auto found = tensor_at_.find(std::string(name));
   return found == tensor_at_.end() ? nullptr : &tensors_[found->second];

@@ -59,6 +59,13 @@ class State {
   void add_value(std::string name, std::function<nlohmann::ordered_json()> get,
                  std::function<void(const nlohmann::ordered_json& value)> set);
 
+  /// The tensor's memory has other elements of the same global tensor from here on, as many. Whoever has told other
+  /// ranks of placements goes by placement_changes().
+  void place_again(std::string_view name, layout::Placement placement);
+  /// How often somebody said so: the same number on all ranks.
+  void count_placement_change() { ++placement_changes_; }
+  std::int64_t placement_changes() const { return placement_changes_; }
+
   /// In the order in which they were added.
   std::span<const StateTensor> tensors() const { return tensors_; }
   std::span<const StateValue> values() const { return values_; }
@@ -79,6 +86,7 @@ class State {
   std::vector<StateTensor> tensors_;
   std::vector<StateValue> values_;
   std::unordered_map<std::string, std::size_t> tensor_at_, value_at_;
+  std::int64_t placement_changes_ = 0;
 };
 
 /// Every parameter's master as "param/NAME".

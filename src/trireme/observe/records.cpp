@@ -72,12 +72,33 @@ Json to_json(const StepRecord& record) {
                                   {"seconds", number(reading.seconds)}, {"occupancy", number(reading.occupancy)},
                                   {"sojourn", number(reading.sojourn)}, {"blocked", number(reading.blocked)}};
   }
-  for (const LayerLoad& layer : record.experts) line["experts"][layer.layer] = layer.tokens;
+  for (const LayerLoad& layer : record.experts) {
+    line["experts"][layer.layer] = layer.tokens;
+    if (!layer.ranks.empty()) line["expert_rank_tokens"][layer.layer] = layer.ranks;
+    if (layer.cost_ms > 0) line["expert_cost_ms"][layer.layer] = number(layer.cost_ms);
+  }
   if (!record.experts.empty()) line["expert_ranks"] = record.expert_ranks;
+  if (const auto& moved = record.experts_moved) {
+    line["experts_moved"] = {{"experts", moved->experts},
+                             {"bytes", moved->bytes},
+                             {"seconds", number(moved->seconds)},
+                             {"busiest_before", number(moved->busiest_before)},
+                             {"busiest_after", number(moved->busiest_after)}};
+  }
   if (record.noise_scale) line["noise_scale"] = number(*record.noise_scale);
   if (record.staleness) line["staleness"] = number(*record.staleness);
   for (const LayerNoise& layer : record.noise_scales) line["noise_scales"][layer.layer] = number(layer.scale);
   return line;
+}
+
+std::vector<std::int64_t> counts_from(const char* key, const Json& list) {
+  if (!list.is_array()) wrong_type(key, "lists of whole numbers", list);
+  std::vector<std::int64_t> counts;
+  for (const Json& count : list) {
+    if (!count.is_number_integer()) wrong_type(key, "lists of whole numbers", count);
+    counts.push_back(count.get<std::int64_t>());
+  }
+  return counts;
 }
 
 StepRecord step_from(const Json& line) {
@@ -118,6 +139,13 @@ StepRecord step_from(const Json& line) {
                                            .blocked = real(queue, "blocked")}});
     }
   }
+  if (const auto moved = line.find("experts_moved"); moved != line.end()) {
+    record.experts_moved = {.experts = integer(*moved, "experts"),
+                            .bytes = integer(*moved, "bytes"),
+                            .seconds = real(*moved, "seconds"),
+                            .busiest_before = real(*moved, "busiest_before"),
+                            .busiest_after = real(*moved, "busiest_after")};
+  }
   if (line.contains("noise_scale")) record.noise_scale = real(line, "noise_scale");
   if (line.contains("staleness")) record.staleness = real(line, "staleness");
   if (const auto scales = line.find("noise_scales"); scales != line.end()) {
@@ -128,12 +156,12 @@ StepRecord step_from(const Json& line) {
   if (const auto experts = line.find("experts"); experts != line.end()) {
     if (!experts->is_object()) wrong_type("experts", "an object", *experts);
     for (const auto& [name, tokens] : experts->items()) {
-      LayerLoad& layer = record.experts.emplace_back(LayerLoad{.layer = name, .tokens = {}});
-      if (!tokens.is_array()) wrong_type("experts", "lists of whole numbers", tokens);
-      for (const Json& count : tokens) {
-        if (!count.is_number_integer()) wrong_type("experts", "lists of whole numbers", count);
-        layer.tokens.push_back(count.get<std::int64_t>());
-      }
+      LayerLoad& layer =
+          record.experts.emplace_back(LayerLoad{.layer = name, .tokens = counts_from("experts", tokens)});
+      if (const auto ranks = line.find("expert_rank_tokens"); ranks != line.end() && ranks->contains(name))
+        layer.ranks = counts_from("expert_rank_tokens", ranks->at(name));
+      if (const auto cost = line.find("expert_cost_ms"); cost != line.end() && cost->contains(name))
+        layer.cost_ms = real(*cost, name.c_str());
     }
     record.expert_ranks = static_cast<int>(std::clamp<std::int64_t>(integer(line, "expert_ranks"), 1, 1 << 20));
   }

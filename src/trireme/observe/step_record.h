@@ -33,7 +33,18 @@ struct NamedLoss {
 struct LayerLoad {
   std::string layer;
   std::vector<std::int64_t> tokens;
+  std::vector<std::int64_t> ranks = {};  ///< what each rank that has experts of it computed; copies share
+  double cost_ms = 0;  ///< for which the other ranks waited for the busiest, forward and backward; 0: not measured
   bool operator==(const LayerLoad&) const = default;
+};
+
+/// Experts that went to other ranks after a step.
+struct ExpertsMoved {
+  std::int64_t experts = 0;  ///< over all layers
+  std::int64_t bytes = 0;    ///< sent between ranks
+  double seconds = 0;
+  double busiest_before = 0, busiest_after = 0;  ///< the busiest rank's load over the mean, of the worst such layer
+  bool operator==(const ExpertsMoved&) const = default;
 };
 
 /// The gradient noise scale of a part of the model, in tokens.
@@ -62,11 +73,12 @@ struct StepRecord {
   std::int64_t memory = 0;    ///< bytes, the largest of any rank so far
   double seconds = 0;
   Breakdown breakdown;
-  std::optional<std::string> hash;            ///< of the whole state after the step, where one was taken
-  std::vector<NamedLoss> losses = {};         ///< the terms of the loss where there are several, the main one first
-  std::vector<NamedQueue> queues = {};        ///< of rank 0
-  std::vector<LayerLoad> experts = {};        ///< of a model with experts, in some steps
-  int expert_ranks = 1;                       ///< that they are sharded over
+  std::optional<std::string> hash;      ///< of the whole state after the step, where one was taken
+  std::vector<NamedLoss> losses = {};   ///< the terms of the loss where there are several, the main one first
+  std::vector<NamedQueue> queues = {};  ///< of rank 0
+  std::vector<LayerLoad> experts = {};  ///< of a model with experts, in some steps
+  int expert_ranks = 1;                 ///< that they are sharded over
+  std::optional<ExpertsMoved> experts_moved = {};
   std::optional<double> noise_scale = {};     ///< gradient noise scale in tokens, where it is measured
   std::vector<LayerNoise> noise_scales = {};  ///< of each layer
   std::optional<double> staleness = {};       ///< of gradients pushed to parameter servers: updates in between, mean

@@ -144,6 +144,10 @@ Passes::Pair& Passes::pair(int micro) {
     const Running &one = fill(first, source_(first)), &other = fill(first + 1, source_(first + 1));
     pair.micro = std::make_unique<Micro>(join_rows(*one.micro, *other.micro));
   }
+  for (Micro* each : {pair.micro.get(), micros_[static_cast<std::size_t>(first)].micro.get(),
+                      micros_[static_cast<std::size_t>(first) + 1].micro.get()}) {
+    each->context.divided = true;
+  }
   const nn::Context& context = pair.micro->context;
   if (context.stash != nullptr) {
     throw ConfigError(fmt::format("schedule {} cuts what a forward of two micros leaves between their backwards, and "

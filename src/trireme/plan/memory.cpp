@@ -281,6 +281,15 @@ class Account {
     return slots * each * (job_.compute_bytes() + job_.sum_bytes());
   }
 
+  /// Experts that move between steps: of one tensor at a time what leaves and what comes, at most all that a rank has.
+  double moving_experts() const {
+    const spec::Experts& experts = job_.shape.experts;
+    if (!experts.move_experts || config_.layout.ep == 1) return 0;
+    const auto largest =
+        static_cast<double>(job_.shape.hidden_size * spec::expert_ffn_size(job_.shape) * (job_.shape.gated ? 2 : 1));
+    return 2 * static_cast<double>(experts.num_experts) / config_.layout.ep * largest * job_.sum_bytes();
+  }
+
   /// The most of a step: the head with its logits, or a layer that goes back.
   void add_buffers() {
     const double tp = config_.layout.tp, row = static_cast<double>(job_.shape.vocab_size) / tp * job_.compute_bytes();
@@ -290,7 +299,8 @@ class Account {
         std::min(std::max(job_.logits_chunk_bytes, row), activations_.tokens * row) + activations_.hidden;
     const double back = activations_.mlp_middle * (job_.shape.gated ? 4 : 3) + 2 * activations_.hidden +
                         activations_.recomputed_layers * activations_.whole_layer + scores();
-    memory_[Use::kWorking] = std::max(back, load_.heads > 0 ? logits : 0) + copied_experts();
+    memory_[Use::kWorking] =
+        std::max(std::max(back, load_.heads > 0 ? logits : 0) + copied_experts(), moving_experts());
     memory_[Use::kLibraries] = kGemmWorkspace;
     if (config_.layout.zero < 2) return;
     const double largest = load_.embeddings + load_.heads > 0

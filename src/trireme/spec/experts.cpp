@@ -90,9 +90,13 @@ void describe_balance(config::Section<Experts>& section) {
              "copies of hot experts in each MoE layer, spread over the ranks of layout.ep, which share their tokens "
              "(EPLB); 0: none")
       .range(0, 1 << 20);
+  section.field("move_experts", &Experts::move_experts,
+                "with layout.ep: experts go to other ranks between steps, with their optimizer state, where their "
+                "loads make the busiest rank less busy; checkpoints hold them by number as ever");
   section
       .field("rebalance_every", &Experts::rebalance_every,
-             "with redundant_experts: steps after which their loads decide anew which experts have copies, and where")
+             "with redundant_experts or move_experts: steps after which the loads since then decide anew where experts "
+             "and copies of them are")
       .range(0, 1 << 30);
 }
 
@@ -209,15 +213,15 @@ std::vector<config::Problem> find_problems(const Experts& experts) {
                         .reason = fmt::format("is {}, but evenly routed rows must fit", experts.arena),
                         .hint = "set experts.arena = 1.5"});
   }
-  if ((experts.redundant_experts > 0) != (experts.rebalance_every > 0)) {
-    const bool every = experts.redundant_experts > 0;
-    problems.push_back({.key = every ? "experts.rebalance_every" : "experts.redundant_experts",
-                        .reason = every ? "is 0, so the copies of hot experts are never chosen"
-                                        : "is 0, so there is nothing to choose every so many steps",
-                        .hint = every
-                                    ? "set experts.rebalance_every = 100, or experts.redundant_experts = 0"
-                                    : "set experts.rebalance_every = 0, or experts.redundant_experts to a multiple of "
-                                      "layout.ep"});
+  const bool rebalances = experts.redundant_experts > 0 || experts.move_experts;
+  if (rebalances != (experts.rebalance_every > 0)) {
+    problems.push_back({.key = rebalances ? "experts.rebalance_every" : "experts.redundant_experts",
+                        .reason = rebalances ? "is 0, so it is never decided where experts and copies of hot ones are"
+                                             : "is 0, so there is nothing to decide every so many steps",
+                        .hint = rebalances ? "set experts.rebalance_every = 100, or experts.redundant_experts = 0 and "
+                                             "experts.move_experts = false"
+                                           : "set experts.rebalance_every = 0, or experts.move_experts = true",
+                        .where = {}});
   }
   find_router_problems(experts, problems);
   find_group_problems(experts, problems);

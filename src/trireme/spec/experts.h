@@ -84,7 +84,8 @@ struct Experts {
   bool slice_over_tp = false;        ///< each tensor-parallel rank dispatches a slice of the tokens that all have
   DispatchPrecision dispatch_precision = DispatchPrecision::kSame;
   std::int64_t redundant_experts = 0;  ///< copies of hot experts, over all ranks of ep
-  std::int64_t rebalance_every = 0;    ///< steps after which it is decided anew which experts have copies
+  bool move_experts = false;           ///< experts go to other ranks of ep between steps, where loads say so
+  std::int64_t rebalance_every = 0;    ///< steps after which it is decided anew where experts and copies of them lie
 
   bool used() const { return num_experts > 0; }
   bool operator==(const Experts&) const = default;

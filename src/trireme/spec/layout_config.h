@@ -78,8 +78,8 @@ struct PipelineConfig {
   std::string split = "count";
   /// Ranks of each stage, where stages run on several; empty: one each, or what split = "pipedream" finds.
   std::vector<int> stage_ranks;
-  bool overlap_experts = false;  ///< DualPipe's pairs go on in turn while rows of experts travel
-  bool scatter_gather = false;   ///< each tp rank sends its part of a boundary tensor; the receivers gather them
+  bool overlap_experts = true;  ///< DualPipe's pairs go on in turn while rows of experts travel
+  bool scatter_gather = false;  ///< each tp rank sends its part of a boundary tensor; the receivers gather them
   bool operator==(const PipelineConfig&) const = default;
 
   /// Whether stages may be on several ranks.

@@ -62,7 +62,7 @@ inline std::unique_ptr<BuiltMoe> build_moe(const MoeCase& c, Precision precision
     loads.placement = layout::Placing(mesh, group ? group->rank() : 0, "bias", {experts}).placement();
   }
   if (group && c.config.redundant_experts > 0)
-    loads.copy_policy = {
+    loads.policy = {
         .every = c.config.rebalance_every, .ranks = group->size(), .room = c.config.redundant_experts / group->size()};
   ExpertLoads& kept = built->balance.add(std::move(loads));
   Param &in = sharded("experts.in", {experts, into, c.hidden}),

@@ -2,6 +2,7 @@
 // none.
 #include "trireme/nn/moe/moe_layer.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 
 #include <cmath>
@@ -285,6 +286,41 @@ TEST(ExpertParallel, TakesFurtherPassesWhereRowsExceedTheArena) {
   expect_equal_to_one_rank(c, 2, 2);
   c.config.num_experts = 8;
   expect_equal_to_one_rank(c, 4, 4);
+}
+
+/// What a pass in parts tells others, in its order: where it could pause, and that a gradient is complete.
+struct StopsAndGradients final : PassStops {
+  void stop(Before next) override { events.push_back(fmt::format("stop {}", static_cast<int>(next))); }
+  std::vector<std::string> events;
+};
+
+/// Gradients are reduced among ranks that share their experts with different others, and so take different numbers of
+/// passes; between two stops the rank computes something else, which has calls of its own.
+TEST(ExpertParallel, CompletesGradientsBetweenTheSameStopsHoweverManyPassesThereAre) {
+  MoeCase c{.name = "all to one rank", .config = {.num_experts = 4, .top_k = 2, .num_shared_experts = 1}};
+  std::vector<std::vector<std::string>> seen;
+  for (const double arena : {1.0, 100.0}) {
+    for (const double scale : {0.0, 1.0}) {
+      c.config.arena = arena, c.router_scale = scale;
+      comm::run_ranks(2, [&](comm::Rank& rank) {
+        const auto built = build_moe(c, Precision::kFp64, &rank.world());
+        StopsAndGradients stops;
+        Context context = moe_context(c, 2 * rank.rank(), 2);
+        context.stops = &stops;
+        context.on_gradient = [&](Param& param) { stops.events.push_back(param.name); };
+        Tape tape;
+        built->layer->forward(moe_input(c, 2 * rank.rank(), 2), context, &tape);
+        built->layer->backward(moe_input(c, 2 * rank.rank(), 2, "dy"), context, tape);
+        if (rank.rank() != 0) return;
+        if (scale == 0) {
+          EXPECT_EQ(built->layer->passes(), arena == 1 ? 2U : 1U);
+        }
+        seen.push_back(stops.events);
+      });
+    }
+  }
+  for (const std::vector<std::string>& events : seen) EXPECT_EQ(events, seen.front());
+  EXPECT_THAT(seen.front(), testing::IsSupersetOf({"experts.in", "experts.out", "router.weight", "stop 2"}));
 }
 
 TEST(ExpertParallel, PassesChangeResultsByRoundingAtMost) {

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <map>
 #include <mutex>
+#include <numeric>
 #include <set>
 
 #include "tests/nn/moe/moe_cases.h"
@@ -321,10 +322,61 @@ TEST(ExpertCopies, ChangeTheLayerByRoundingAtMost) {
   }
 }
 
+/// Rank 0 has experts 3 and 1 and a copy of 2, rank 1 has 0 and 2 and a copy of 3.
+TEST(ExpertCopies, FollowExpertsThatHaveMoved) {
+  comm::run_ranks(2, [&](comm::Rank& self) {
+    AllToAllExchange exchange(self.world());
+    const ExpertCopies copies(exchange, 4, {2, 3}, {3, 1, 0, 2});
+    EXPECT_EQ(copies.slot_of(3, 4), 0);
+    EXPECT_EQ(copies.slot_of(3, 5), 5);
+    EXPECT_EQ(copies.slot_of(1, 5), 1);
+    EXPECT_EQ(copies.slot_of(0, 5), 3);
+    EXPECT_EQ(copies.slot_of(2, 4), 4);
+    EXPECT_EQ(copies.slot_of(2, 5), 2);
+    EXPECT_EQ(copies.experts_here(),
+              (self.rank() == 0 ? std::vector<std::int64_t>{3, 1, 2} : std::vector<std::int64_t>{0, 2, 3}));
+    const at::Tensor own = at::arange(8, at::kDouble).view({2, 4}) + 100 * self.rank();
+    const at::Tensor all = copies.with_copies(own);
+    EXPECT_EQ(all[2][1].item<double>(), self.rank() == 0 ? 105 : 1) << "2 is rank 1's second, 3 is rank 0's first";
+    const ExpertCopies none(exchange, 4, {}, {3, 1, 0, 2});
+    EXPECT_FALSE(none.any());
+    EXPECT_EQ(none.slots(), 4);
+    EXPECT_EQ(none.slot_of(2, 7), 3);
+  });
+}
+
+/// A zipf stream over 16 experts whose hot ones lie together, as they do when numbers follow frequency: the busiest of
+/// four ranks goes from 3 times the mean to what its hottest expert alone makes, and with copies below that.
+TEST(Balance, MovesExpertsOfASkewedStreamApart) {
+  for (const std::int64_t room : {0, 1}) {
+    Balance balance;
+    ExpertLoads loads{.layer = "mlp", .counts = std::vector<std::int64_t>(16, 0), .last = {}};
+    loads.policy = {.every = 3, .ranks = 4, .room = room, .moves = true};
+    ExpertLoads& kept = balance.add(std::move(loads));
+    std::vector<double> worst;
+    for (int step = 0; step < 9; ++step) {
+      for (std::size_t expert = 0; expert < 16; ++expert)
+        kept.counts[expert] = 1000 / static_cast<std::int64_t>(expert + 1) + step % 2;
+      const std::vector<LayerLoads> told = balance.advance(/*taken=*/true, {"mlp"}, 16, {});
+      const auto sum = static_cast<double>(std::reduce(told[0].ranks.begin(), told[0].ranks.end()));
+      worst.push_back(4 * static_cast<double>(std::ranges::max(told[0].ranks)) / sum);
+      EXPECT_EQ(told[0].moved > 0, step == 2) << "once; then nothing is gained";
+      if (kept.next_order.empty()) continue;
+      EXPECT_GT(told[0].busiest_before, 2.4);
+      kept.moved();
+    }
+    EXPECT_GT(worst[2], 2.4);
+    // The hottest with the three coldest: 1 + 1/16 + 1/15 + 1/14 of 3.38 over four ranks.
+    EXPECT_GT(worst[3], room == 0 ? 1.40 : 1.0);
+    EXPECT_LT(worst[3], room == 0 ? 1.44 : 1.34);
+    EXPECT_LE(worst[8], worst[4] + 0.02);
+  }
+}
+
 TEST(ExpertCopies, AreChosenFromTheLoadsOfSeveralSteps) {
   Balance balance;
   ExpertLoads loads{.layer = "mlp", .counts = {0, 0, 0, 0}, .last = {}};
-  loads.copy_policy = {.every = 2, .ranks = 2, .room = 1};
+  loads.policy = {.every = 2, .ranks = 2, .room = 1};
   ExpertLoads& kept = balance.add(std::move(loads));
   kept.counts = {50, 1, 1, 1};
   balance.advance(/*taken=*/true);

@@ -89,6 +89,15 @@ TEST(TopK, TiesGoToTheLowestNumber) {
   EXPECT_THAT(top_k(std::vector<double>{0, 0}, 5), ElementsAre(0, 1));
 }
 
+/// The scores of two equal tokens under two layouts, as they were seen: rounding chose the one or the other.
+TEST(TopTokens, OfTokensThatDifferByRoundingTakeTheFirst) {
+  for (const double other : {0.246474343851008, 0.24647434385100803, 0.24647434385100797}) {
+    const std::vector<double> scores{0.246474343851008, 0.5, other, 0.5, 0.1, 0.6, 0.4, 0.2};
+    EXPECT_THAT(top_tokens(scores, 2, 0, 2), testing::ElementsAre(3, 0));
+    EXPECT_THAT(top_tokens(scores, 2, 1, 3), testing::ElementsAre(2, 0, 1));
+  }
+}
+
 TEST(CvSquared, IsOfThePopulation) {
   EXPECT_EQ(cv_squared(std::vector<double>{4, 0, 0, 0}), 3);
   EXPECT_EQ(cv_squared(std::vector<double>{3, 1, 2, 2}), 0.125);

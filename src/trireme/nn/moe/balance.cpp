@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <string_view>
 
 #include "trireme/base/error.h"
 #include "trireme/layout/expert_placement.h"
@@ -43,19 +44,64 @@ void update_bias(std::span<float> bias, std::span<const std::int64_t> counts, do
   for (float& value : bias) value = static_cast<float>(value - mean);
 }
 
-void ExpertLoads::add(std::span<const std::int64_t> of_micro) {
+void ExpertLoads::add(std::span<const std::int64_t> of_micro, std::int64_t step) {
   TRIREME_CHECK(of_micro.size() == counts.size(), "loads of {} experts for {}", of_micro.size(), counts.size());
-  for (std::size_t i = 0; i < counts.size(); ++i) counts[i] += of_micro[i];
+  std::vector<std::int64_t>& sum = keeps_steps ? counts_of_steps[step] : counts;
+  sum.resize(counts.size(), 0);
+  for (std::size_t i = 0; i < counts.size(); ++i) sum[i] += of_micro[i];
 }
 
-void ExpertLoads::decide_copies() {
-  if (copy_policy.every == 0) return;
+void ExpertLoads::rebalance() {
+  if (policy.every == 0) return;
   since.resize(last.size(), 0);
   for (std::size_t i = 0; i < last.size(); ++i) since[i] += last[i];
-  if (++steps_since < copy_policy.every) return;
-  copies = layout::place_copies(since, copy_policy.ranks, copy_policy.room);
+  if (++steps_since < policy.every) return;
+  std::vector<std::int64_t> places = order;
+  if (policy.moves) {
+    if (places.empty()) {
+      places.resize(last.size());
+      std::iota(places.begin(), places.end(), 0);
+    }
+    std::vector<std::int64_t> decided =
+        layout::place_owners(since, {.order = places, .ranks = policy.ranks, .node_ranks = policy.node_ranks});
+    busiest_before = layout::busiest_rank(layout::in_order(since, places), policy.ranks, {});
+    busiest_after = layout::busiest_rank(layout::in_order(since, decided), policy.ranks, {});
+    if (decided != places) next_order = places = std::move(decided);
+  }
+  copies = layout::place_copies(layout::in_order(since, places), policy.ranks, policy.room);
+  if (!places.empty()) {
+    for (std::int64_t& copy : copies) copy = copy < 0 ? copy : places[static_cast<std::size_t>(copy)];
+  }
   since.clear();
   steps_since = 0;
+}
+
+std::vector<std::int64_t> ExpertLoads::of_ranks(std::span<const std::int64_t> of_experts) const {
+  const auto ranks = static_cast<std::size_t>(policy.ranks);
+  std::vector<std::int64_t> slots(of_experts.size(), 1), sums(ranks, 0);
+  for (const std::int64_t copy : copies) {
+    if (copy >= 0) ++slots[static_cast<std::size_t>(copy)];
+  }
+  const std::vector<std::int64_t> loads = layout::in_order(of_experts, order), each = layout::in_order(slots, order);
+  const std::size_t own = of_experts.size() / ranks, room = copies.size() / ranks;
+  for (std::size_t place = 0; place < loads.size(); ++place) sums[place / own] += loads[place] / each[place];
+  for (std::size_t slot = 0; slot < copies.size(); ++slot) {
+    if (copies[slot] < 0) continue;
+    const auto expert = static_cast<std::size_t>(copies[slot]);
+    sums[slot / room] += of_experts[expert] / slots[expert];
+  }
+  return sums;
+}
+
+std::int64_t ExpertLoads::moving() const {
+  const auto own = next_order.size() / static_cast<std::size_t>(policy.ranks);
+  std::vector<std::size_t> owner(next_order.size());
+  for (std::size_t place = 0; place < owner.size(); ++place)
+    owner[order.empty() ? place : static_cast<std::size_t>(order[place])] = place / own;
+  std::int64_t moves = 0;
+  for (std::size_t place = 0; place < owner.size(); ++place)
+    moves += owner[static_cast<std::size_t>(next_order[place])] != place / own ? 1 : 0;
+  return moves;
 }
 
 GpuLoads& ExpertLoads::gpu(at::Device device) {
@@ -68,6 +114,19 @@ ExpertLoads& Balance::add(ExpertLoads loads) {
   return layers_.emplace_back(std::move(loads));
 }
 
+void Balance::keep_steps() {
+  for (ExpertLoads& layer : layers_) layer.keeps_steps = true;
+}
+
+void Balance::choose_step(std::int64_t step) {
+  for (ExpertLoads& layer : layers_) {
+    const auto found = layer.counts_of_steps.find(step);
+    if (found == layer.counts_of_steps.end()) continue;  // this rank had no samples in it
+    layer.counts = std::move(found->second);
+    layer.counts_of_steps.erase(found);
+  }
+}
+
 void Balance::advance(bool taken, const Sum& sum) {
   std::vector<std::string> names;
   for (const ExpertLoads& layer : layers_) names.push_back(layer.layer);
@@ -77,30 +136,44 @@ void Balance::advance(bool taken, const Sum& sum) {
 std::vector<LayerLoads> Balance::advance(bool taken, const std::vector<std::string>& model, std::size_t experts,
                                          const Sum& sum) {
   fetch_counts(layers_);
-  std::vector<std::int64_t> all(model.size() * experts, 0);
-  std::vector<std::size_t> place;  // of this rank's layers among all
-  for (const ExpertLoads& layer : layers_) {
+  const std::size_t each = experts + 2;  // what experts took, and for how many rows, stands behind their counts
+  std::vector<std::int64_t> all(model.size() * each, 0);
+  std::map<std::string_view, ExpertLoads*> here;
+  for (ExpertLoads& layer : layers_) {
     const auto found = std::ranges::find(model, layer.layer);
     TRIREME_CHECK(found != model.end() && layer.counts.size() == experts, "loads of {} experts of a layer {}",
                   layer.counts.size(), layer.layer);
-    place.push_back(static_cast<std::size_t>(found - model.begin()) * experts);
-    std::ranges::copy(layer.counts, all.begin() + static_cast<std::ptrdiff_t>(place.back()));
+    here[layer.layer] = &layer;
+    const auto mine = std::span(all).subspan(static_cast<std::size_t>(found - model.begin()) * each, each);
+    std::ranges::copy(layer.counts, mine.begin());
+    mine[experts] = layer.busy_ns, mine[experts + 1] = layer.busy_rows;
+    std::ranges::fill(layer.counts, 0);
+    layer.busy_ns = layer.busy_rows = 0;
   }
   if (sum) sum(all);
-  auto at = place.begin();
-  for (ExpertLoads& layer : layers_) {
-    const auto counts = std::span(all).subspan(*at++, experts);
+  std::vector<LayerLoads> loads;
+  for (std::size_t i = 0; i < model.size(); ++i) {
+    const auto counts = std::span(all).subspan(i * each, experts);
+    const auto found = here.find(model[i]);
+    ExpertLoads& layer = found != here.end() ? *found->second : elsewhere_[model[i]];
+    if (found == here.end()) layer.layer = model[i], layer.policy = policy_;
+    LayerLoads& report = loads.emplace_back(
+        LayerLoads{.layer = layer.layer, .counts = {counts.begin(), counts.end()}, .ranks = layer.of_ranks(counts)});
+    if (const std::int64_t rows = all[i * each + experts + 1]; rows > 0)
+      report.row_s = 1e-9 * static_cast<double>(all[i * each + experts]) / static_cast<double>(rows);
     layer.last.assign(counts.begin(), counts.end());
-    std::ranges::fill(layer.counts, 0);
-    layer.decide_copies();
+    layer.rebalance();
+    if (!layer.next_order.empty()) {
+      report.moved = layer.moving();
+      report.busiest_before = layer.busiest_before, report.busiest_after = layer.busiest_after;
+    }
+    if (found == here.end()) {
+      if (!layer.next_order.empty()) layer.moved();
+      continue;
+    }
     if (!taken || !layer.bias.defined()) continue;
     update_bias(std::span(layer.bias.mutable_data_ptr<float>(), counts.size()), counts, layer.rate, layer.centered);
     if (layer.on_gpu) layer.on_gpu->refresh(layer.bias);
-  }
-  std::vector<LayerLoads> loads;
-  for (std::size_t i = 0; i < model.size(); ++i) {
-    const auto counts = std::span(all).subspan(i * experts, experts);
-    loads.push_back({model[i], {counts.begin(), counts.end()}});
   }
   return loads;
 }

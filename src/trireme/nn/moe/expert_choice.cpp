@@ -23,13 +23,10 @@ class ExpertChoice final : public SoftmaxRouter {
   void select(const RouterInput& input, const Probabilities& probabilities, Routing& routing) const override {
     const std::int64_t each = expert_capacity(input.tokens(), config().top_k, experts(), 1);
     std::vector<TakenToken> taken;
-    std::vector<double> column(static_cast<std::size_t>(input.tokens()));
     for (std::int64_t expert = 0; expert < experts(); ++expert) {
-      for (std::int64_t token = 0; token < input.tokens(); ++token) {
-        column[static_cast<std::size_t>(token)] = probabilities.row(token)[static_cast<std::size_t>(expert)];
-      }
-      for (const std::int32_t token : top_k(column, each)) {
-        taken.push_back({static_cast<std::int32_t>(expert), token, column[static_cast<std::size_t>(token)]});
+      for (const std::int32_t token : top_tokens(probabilities.p, experts(), expert, each)) {
+        taken.push_back(
+            {static_cast<std::int32_t>(expert), token, probabilities.row(token)[static_cast<std::size_t>(expert)]});
       }
     }
     set_choices(routing, input.tokens(), std::move(taken));

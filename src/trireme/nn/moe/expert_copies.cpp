@@ -12,20 +12,25 @@ std::size_t at_rank(int rank) { return static_cast<std::size_t>(rank); }
 
 }  // namespace
 
-ExpertCopies::ExpertCopies(RowExchange& exchange, std::int64_t experts, std::vector<std::int64_t> copies)
+ExpertCopies::ExpertCopies(RowExchange& exchange, std::int64_t experts, std::vector<std::int64_t> copies,
+                           std::vector<std::int64_t> order)
     : exchange_(exchange),
       experts_(experts),
       own_(experts / exchange.ranks()),
       room_(static_cast<std::int64_t>(copies.size()) / exchange.ranks()),
       copies_(std::move(copies)),
+      order_(std::move(order)),
       slots_of_(static_cast<std::size_t>(experts)) {
   TRIREME_CHECK(
       own_ * exchange.ranks() == experts && room_ * exchange.ranks() == static_cast<std::int64_t>(copies_.size()),
       "{} experts and {} copies on {} ranks", experts, copies_.size(), exchange.ranks());
   const auto first = [this](int rank) { return rank * (own_ + room_); };
-  for (std::int64_t expert = 0; expert < experts; ++expert) {
-    const auto owner = static_cast<int>(expert / own_);
-    slots_of_[static_cast<std::size_t>(expert)].push_back(first(owner) + expert % own_);
+  TRIREME_CHECK(order_.empty() || static_cast<std::int64_t>(order_.size()) == experts, "{} places for {} experts",
+                order_.size(), experts);
+  for (std::int64_t place = 0; place < experts; ++place) {
+    const std::int64_t expert = expert_at(place);
+    const auto owner = static_cast<int>(place / own_);
+    slots_of_[static_cast<std::size_t>(expert)].push_back(first(owner) + place % own_);
     if (owner == exchange_.rank()) here_.push_back(expert);
   }
   for (int rank = 0; rank < exchange_.ranks(); ++rank) {
@@ -44,6 +49,10 @@ std::int64_t ExpertCopies::slot_of(std::int64_t expert, std::int64_t token_numbe
   return slots[static_cast<std::size_t>(turn) % slots.size()];
 }
 
+std::int64_t ExpertCopies::expert_at(std::int64_t place) const {
+  return order_.empty() ? place : order_[static_cast<std::size_t>(place)];
+}
+
 ExpertCopies::Moves ExpertCopies::moves_of(std::int64_t elements) const {
   const int ranks = exchange_.ranks();
   const layout::Shape shape{experts_, elements};
@@ -52,8 +61,9 @@ ExpertCopies::Moves ExpertCopies::moves_of(std::int64_t elements) const {
   };
   std::vector<layout::Placement> owners(at_rank(ranks)), holders(at_rank(ranks));
   for (int rank = 0; rank < ranks; ++rank) {
-    owners[at_rank(rank)] = {
-        .name = "experts", .shape = shape, .pieces = {piece(rank * own_, (rank + 1) * own_)}, .partition = {}};
+    owners[at_rank(rank)] = {.name = "experts", .shape = shape, .pieces = {}, .partition = {}};
+    for (std::int64_t place = rank * own_; place < (rank + 1) * own_; ++place)
+      owners[at_rank(rank)].pieces.push_back(piece(expert_at(place), expert_at(place) + 1));
     holders[at_rank(rank)] = {.name = "experts", .shape = shape, .pieces = {}, .partition = {}};
     for (std::int64_t i = 0; i < room_; ++i) {
       const std::int64_t expert = copies_[static_cast<std::size_t>(rank * room_ + i)];

@@ -6,6 +6,9 @@
 // goes back the same way and is added by the owner, in the order of ranks: dW is the sum over all tokens that met the
 // expert.
 //
+// Experts themselves may lie in another order than that of their numbers (layout::place_owners): then each place among
+// a rank's own is one of its slots as before.
+//
 // An expert's rows go to its slots in turn, by global token number; a rank's slots are its own experts, then its
 // copies.
 // Depends on: base, layout, dispatch.h.
@@ -24,10 +27,15 @@ namespace trireme::nn::moe {
 
 class ExpertCopies {
  public:
-  /// `copies` [ranks x room]: layout::place_copies(). The exchange is borrowed.
-  ExpertCopies(RowExchange& exchange, std::int64_t experts, std::vector<std::int64_t> copies);
+  /// `copies` [ranks x room]: layout::place_copies(); `order` [experts]: who lies in each place of the ranks' own;
+  /// empty: 0, 1, ... The exchange is borrowed.
+  ExpertCopies(RowExchange& exchange, std::int64_t experts, std::vector<std::int64_t> copies,
+               std::vector<std::int64_t> order = {});
 
   const std::vector<std::int64_t>& copies() const { return copies_; }
+  const std::vector<std::int64_t>& order() const { return order_; }
+  /// False: experts lie in another order, and that is all.
+  bool any() const { return room_ > 0; }
   /// Over all ranks.
   std::int64_t slots() const { return exchange_.ranks() * (own_ + room_); }
   std::int64_t slot_of(std::int64_t expert, std::int64_t token_number) const;
@@ -50,10 +58,11 @@ class ExpertCopies {
     std::vector<std::vector<Run>> taken, written;  // by rank: stretches of this rank's experts, and of its copies
   };
   Moves moves_of(std::int64_t elements) const;
+  std::int64_t expert_at(std::int64_t place) const;
 
   RowExchange& exchange_;
   std::int64_t experts_, own_, room_;
-  std::vector<std::int64_t> copies_, here_;
+  std::vector<std::int64_t> copies_, order_, here_;
   std::vector<std::vector<std::int64_t>> slots_of_;  // by expert
 };
 

@@ -23,6 +23,7 @@ Experts::Experts(ExpertsShape shape, Param& in, Param& out) : shape_(std::move(s
 std::int64_t Experts::local_experts() const { return local_shape(in_.placement)[0]; }
 
 CopiedWeights Experts::with_copies(const ExpertCopies& copies, Context& context) const {
+  if (!copies.any()) return {.copies = copies, .in = context.value(in_), .out = context.value(out_)};
   return {
       .copies = copies, .in = copies.with_copies(context.value(in_)), .out = copies.with_copies(context.value(out_))};
 }
@@ -77,30 +78,35 @@ at::Tensor Experts::forward(const ExpertRows& rows, const at::Tensor& pre_activa
 }
 
 void Experts::add_weight_grad(Param& weight, const at::Tensor& dy, const at::Tensor& x, const ExpertRows& rows,
-                              bool last, Context& context, Tape& tape) const {
+                              Context& context, Tape& tape) const {
   if (weight.trainable) context.flops += gemm_flops(dy.size(1), dy.size(0), x.size(1));
-  const ExpertCopies* copies = rows.copied != nullptr ? &rows.copied->copies : nullptr;
+  const ExpertCopies* copies = rows.copied != nullptr && rows.copied->copies.any() ? &rows.copied->copies : nullptr;
   tape.weight_gradient([&weight, dy, x, kept = std::vector<std::int64_t>(rows.offsets.begin(), rows.offsets.end()),
-                        ends = rows.ends, last, copies, &context] {
-    if (weight.trainable) {
-      const bool accumulate = !weight.gradient_empty;
-      at::Tensor& out = gradient_to_write(weight);
-      if (copies != nullptr) {
-        std::vector<std::int64_t> sizes = out.sizes().vec();
-        sizes[0] = static_cast<std::int64_t>(kept.size()) - 1;
-        at::Tensor all = at::empty(sizes, out.options());
-        kernels::grouped_weight_grad({.a = dy, .b = x, .offsets = kept, .out = all, .accumulate = false});
-        copies->add_to_owners(all, out, /*fresh=*/!accumulate);
-      } else {
-        kernels::grouped_weight_grad(
-            {.a = dy, .b = x, .offsets = kept, .out = out, .accumulate = accumulate, .ends = ends});
-      }
+                        ends = rows.ends, copies] {
+    if (!weight.trainable) return;
+    const bool accumulate = !weight.gradient_empty;
+    at::Tensor& out = gradient_to_write(weight);
+    if (copies != nullptr) {
+      std::vector<std::int64_t> sizes = out.sizes().vec();
+      sizes[0] = static_cast<std::int64_t>(kept.size()) - 1;
+      at::Tensor all = at::empty(sizes, out.options());
+      kernels::grouped_weight_grad({.a = dy, .b = x, .offsets = kept, .out = all, .accumulate = false});
+      copies->add_to_owners(all, out, /*fresh=*/!accumulate);
+    } else {
+      kernels::grouped_weight_grad(
+          {.a = dy, .b = x, .offsets = kept, .out = out, .accumulate = accumulate, .ends = ends});
     }
-    if (last) context.added(weight);
   });
 }
 
-Experts::Grad Experts::backward(at::Tensor dy, const ExpertRows& rows, const at::Tensor& pre_activation, bool last,
+void Experts::end_backward(Context& context, Tape& tape) const {
+  tape.weight_gradient([this, &context] {
+    context.added(out_);
+    context.added(in_);
+  });
+}
+
+Experts::Grad Experts::backward(at::Tensor dy, const ExpertRows& rows, const at::Tensor& pre_activation,
                                 Context& context, Tape& tape) const {
   const at::Tensor out = out_weight(rows, context);
   context.flops += gemm_flops(dy.size(0), out.size(1), out.size(2));
@@ -109,7 +115,7 @@ Experts::Grad Experts::backward(at::Tensor dy, const ExpertRows& rows, const at:
   drop(inner, rows, context);
   Grad grad{.x = {}, .gates = scale_rows_backward_(dinner, inner, rows.gates)};
   scale_rows_(inner, rows.gates);
-  add_weight_grad(out_, dy, inner, rows, last, context, tape);
+  add_weight_grad(out_, dy, inner, rows, context, tape);
   drop(dinner, rows, context);
   at::Tensor no_sum;
   const at::Tensor dpre = activation_grad(
@@ -118,7 +124,7 @@ Experts::Grad Experts::backward(at::Tensor dy, const ExpertRows& rows, const at:
   const at::Tensor in = in_weight(rows, context);
   context.flops += gemm_flops(dpre.size(0), in.size(1), in.size(2));
   grad.x = kernels::grouped_gemm({.a = dpre, .b = in, .offsets = rows.offsets});
-  add_weight_grad(in_, dpre, rows.x, rows, last, context, tape);
+  add_weight_grad(in_, dpre, rows.x, rows, context, tape);
   return grad;
 }
 
@@ -131,13 +137,14 @@ Experts::Grad Experts::backward_on_gpu(const at::Tensor& dy, const ExpertRows& r
   kernels::ExpertActivationGrad inner = kernels::expert_activation_backward(
       std::move(dinner), pre_activation, rows.gates, shape_.activation, shape_.gated, /*reuse=*/alone);
   pre_activation = at::Tensor();
-  add_weight_grad(out_, dy, inner.y, rows, /*last=*/true, context, tape);
+  add_weight_grad(out_, dy, inner.y, rows, context, tape);
   inner.y = at::Tensor();
   const at::Tensor& in = context.value(in_);
   context.flops += gemm_flops(inner.pre.size(0), in.size(1), in.size(2));
   Grad grad{.x = kernels::grouped_gemm({.a = inner.pre, .b = in, .offsets = {}, .ends = rows.ends}),
             .gates = std::move(inner.gates)};
-  add_weight_grad(in_, inner.pre, rows.x, rows, /*last=*/true, context, tape);
+  add_weight_grad(in_, inner.pre, rows.x, rows, context, tape);
+  end_backward(context, tape);
   return grad;
 }
 

@@ -61,10 +61,13 @@ class Experts {
   struct Grad {
     at::Tensor x, gates;
   };
-  /// `offsets` are copied where weight gradients are deferred. `last`: of the passes over this micro-batch's rows.
-  Grad backward(at::Tensor dy, const ExpertRows& rows, const at::Tensor& pre_activation, bool last, Context& context,
+  /// Of one pass over rows of this micro-batch; `offsets` are copied where weight gradients are deferred.
+  Grad backward(at::Tensor dy, const ExpertRows& rows, const at::Tensor& pre_activation, Context& context,
                 Tape& tape) const;
-  /// The same with `ends`. The pre-activation's memory is used again where nobody else has it.
+  /// After the last of these passes: the weights have their gradients of this micro-batch.
+  void end_backward(Context& context, Tape& tape) const;
+  /// The same with `ends`, in one pass that is the last. The pre-activation's memory is used again where nobody else
+  /// has it.
   Grad backward_on_gpu(const at::Tensor& dy, const ExpertRows& rows, at::Tensor pre_activation, Context& context,
                        Tape& tape) const;
 
@@ -74,7 +77,7 @@ class Experts {
   at::Tensor activations(const at::Tensor& pre_activation) const;
   /// In place; the same in backward, on the gradient.
   void drop(at::Tensor& inner, const ExpertRows& rows, const Context& context) const;
-  void add_weight_grad(Param& weight, const at::Tensor& dy, const at::Tensor& x, const ExpertRows& rows, bool last,
+  void add_weight_grad(Param& weight, const at::Tensor& dy, const at::Tensor& x, const ExpertRows& rows,
                        Context& context, Tape& tape) const;
 
   ExpertsShape shape_;

@@ -10,6 +10,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
 #include <numeric>
 #include <optional>
 
@@ -45,6 +46,26 @@ void add_deferred(Param& param, at::Tensor dy, at::Tensor x, Context& context, T
     context.added(param);
   });
 }
+
+/// What a rank's experts take in training, from a pass's rows to their end: the price of an uneven load.
+class Busy {
+ public:
+  Busy(ExpertLoads* loads, const Context& context) : loads_(context.training && !context.filler ? loads : nullptr) {}
+  ~Busy() {
+    if (loads_ != nullptr)
+      loads_->busy_ns += std::chrono::nanoseconds(std::chrono::steady_clock::now() - begun_).count();
+  }
+  Busy(const Busy&) = delete;
+  Busy& operator=(const Busy&) = delete;
+  /// In backward, once for each row.
+  void count(std::int64_t rows) {
+    if (loads_ != nullptr) loads_->busy_rows += rows;
+  }
+
+ private:
+  ExpertLoads* loads_;
+  std::chrono::steady_clock::time_point begun_ = std::chrono::steady_clock::now();
+};
 
 void stop_before(PassStops::Before next, bool first, const Context& context) {
   if (first && context.stops != nullptr) context.stops->stop(next);
@@ -129,11 +150,15 @@ at::Tensor MoeLayer::dispatched(const Dispatch& dispatch, PendingRows pending, a
 }
 
 const ExpertCopies* MoeLayer::copies(const Context& context) {
-  if (!context.training || parts_.loads == nullptr || parts_.exchange->ranks() == 1) return nullptr;
-  const std::vector<std::int64_t>& chosen = parts_.loads->copies;
-  if (std::ranges::all_of(chosen, [](std::int64_t expert) { return expert < 0; })) return nullptr;
-  if (!copies_ || copies_->copies() != chosen)
-    copies_ = std::make_unique<ExpertCopies>(*parts_.exchange, parts_.router->experts(), chosen);
+  if (parts_.loads == nullptr || parts_.exchange->ranks() == 1) return nullptr;
+  // Places are those of the weights, whatever the pass; copies are made for training.
+  std::vector<std::int64_t> chosen;
+  if (context.training && std::ranges::any_of(parts_.loads->copies, [](std::int64_t expert) { return expert >= 0; }))
+    chosen = parts_.loads->copies;
+  const std::vector<std::int64_t>& order = parts_.loads->order;
+  if (chosen.empty() && order.empty()) return nullptr;
+  if (!copies_ || copies_->copies() != chosen || copies_->order() != order)
+    copies_ = std::make_unique<ExpertCopies>(*parts_.exchange, parts_.router->experts(), std::move(chosen), order);
   return copies_.get();
 }
 
@@ -231,8 +256,13 @@ at::Tensor MoeLayer::forward_experts(const at::Tensor& x, const Routed& routed, 
                           .token_numbers = dispatch.token_numbers(),
                           .offsets = pass.offsets,
                           .copied = copied ? &*copied : nullptr};
-    const at::Tensor pre_activation = parts_.experts.pre_activation(rows, context);
-    PendingRows back = dispatch.begin_home(parts_.experts.forward(rows, pre_activation, context));
+    at::Tensor pre_activation, y;
+    {
+      const Busy busy(parts_.loads, context);
+      pre_activation = parts_.experts.pre_activation(rows, context);
+      y = parts_.experts.forward(rows, pre_activation, context);
+    }
+    PendingRows back = dispatch.begin_home(y);
     stop_before(PassStops::Before::kCombine, first, context);
     dispatch.arrived_home(back, home_y);
     if (saved == nullptr || plan.size() > 1) continue;
@@ -290,7 +320,12 @@ at::Tensor MoeLayer::forward(at::Tensor x, Context& context, Tape* tape) {
   gather_slices(y);
   y = y.view(x.sizes());
   if (of_shared.defined()) y.add_(of_shared);
-  if (tape) {
+  if (!tape) return y;
+  if (context.divided) {
+    // Rows of experts belong to no part: each part is dispatched again, by counts of its own. Biases as rows of it.
+    const at::Tensor of_samples = bias.defined() ? bias.unsqueeze(0).expand({x.size(0), bias.size(0)}) : at::Tensor();
+    tape->push({logits, of_samples, at::Tensor(), at::Tensor(), at::Tensor(), std::move(ungated), std::move(x)});
+  } else {
     tape->push({logits, bias, to_tensor(counts), std::move(saved.x), std::move(saved.pre_activation),
                 std::move(ungated), std::move(x)});
   }
@@ -320,18 +355,24 @@ MoeLayer::HomeGrad MoeLayer::backward_experts(const at::Tensor& dy, const at::Te
                           .offsets = pass.offsets,
                           .copied = copied ? &*copied : nullptr};
     at::Tensor pre_activation = saved.pre_activation;
+    at::Tensor of_expert_rows = dispatched(dispatch, std::move(of_dy), dy.scalar_type());
+    std::optional<Busy> busy(std::in_place, parts_.loads, context);
+    busy->count(pass.rows());
     if (!pre_activation.defined()) {
       const CountAsRecomputed again(context);
       pre_activation = parts_.experts.pre_activation(rows, context);
     }
-    const auto of_rows =
-        parts_.experts.backward(dispatched(dispatch, std::move(of_dy), dy.scalar_type()), rows, pre_activation,
-                                /*last=*/&pass == &plan.back(), context, tape);
+    const auto of_rows = parts_.experts.backward(std::move(of_expert_rows), rows, pre_activation, context, tape);
+    busy.reset();
     PendingRows x_back = dispatch.begin_home(of_rows.x), gates_back = dispatch.begin_home(of_rows.gates);
     stop_before(PassStops::Before::kCombine, first, context);
     dispatch.arrived_home(x_back, grad.x);
     dispatch.arrived_home(gates_back, grad.gates);
   }
+  // Here and not with the last pass, which is before the stop at combine where there is one pass and behind it where
+  // there are more. Ranks that reduce these gradients together share experts with others, so that their numbers of
+  // passes differ; their calls, among which those of the other micro-batch of a pair stand, must not.
+  parts_.experts.end_backward(context, tape);
   return grad;
 }
 
@@ -359,7 +400,7 @@ at::Tensor MoeLayer::backward_router(const at::Tensor& rows, const Routed& route
     of_logits.insert(of_logits.end(), grad.logits.begin(), grad.logits.end());
     of_bias.resize(grad.bias.size(), 0);
     for (std::size_t i = 0; i < grad.bias.size(); ++i) of_bias[i] += grad.bias[i];
-    if (parts_.loads && !context.filler) parts_.loads->add(routing.counts);
+    if (parts_.loads && !context.filler) parts_.loads->add(routing.counts, context.step);
   }
   if (parts_.thresholds) {
     if (of_bias.empty()) of_bias.assign(static_cast<std::size_t>(router.experts()), 0);
@@ -407,10 +448,12 @@ at::Tensor MoeLayer::backward(at::Tensor dy, Context& context, Tape& tape) {
   if (routes_there(dy, context)) return backward_on_gpu(std::move(dy), context, tape);
   auto [logits, bias, counts, saved_x, pre_activation, ungated, x] = tape.pop<7>();
   const at::Tensor rows = as_rows(x), of_rows = as_rows(dy);
+  if (bias.defined() && bias.dim() == 2) bias = bias.select(0, 0);
   const Routed routed =
       route(token_groups(x, parts_.router->config().balance_group, context, parts_.stream, *parallel_), logits, bias,
             context);
   const int ranks = parts_.exchange->ranks();
+  if (!counts.defined()) counts = to_tensor(parts_.exchange->gather_counts(routed.home.counts));
   const DispatchPlan plan = plan_dispatch(numbers_of(counts), ranks, parts_.exchange->rank(),
                                           arena_rows(numbers_of(counts), ranks, parts_.router->config().arena));
   at::Tensor of_shared;

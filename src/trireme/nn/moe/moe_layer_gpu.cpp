@@ -33,8 +33,11 @@ bool MoeLayer::routes_there(const at::Tensor& x, const Context& context) const {
   const bool kind = (config.router == spec::RouterKind::kSoftmaxTopK && config.capacity_factor == 0) ||
                     config.router == spec::RouterKind::kSigmoidTopK;
   const bool draws = context.training && (config.jitter > 0 || config.expert_dropout > 0);
-  return x.is_cuda() && kind && !draws && x.numel() > 0 && kernels::routes_on_gpu(config.num_experts, config.top_k) &&
-         parts_.exchange->ranks() == 1 && !slices() && config.dispatch_precision == spec::DispatchPrecision::kSame &&
+  // One table of counts on the GPU knows no steps.
+  const bool by_step = context.training && parts_.loads != nullptr && parts_.loads->keeps_steps;
+  return x.is_cuda() && kind && !draws && !by_step && !context.divided && x.numel() > 0 &&
+         kernels::routes_on_gpu(config.num_experts, config.top_k) && parts_.exchange->ranks() == 1 && !slices() &&
+         config.dispatch_precision == spec::DispatchPrecision::kSame &&
          !sequence_of(context, parts_.stream).columns.defined() && !parallel_->splits_sequence() &&
          !shares_tokens(parallel_->heads) && !shares_tokens(parallel_->ring);
 }

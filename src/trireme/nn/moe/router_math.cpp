@@ -25,6 +25,16 @@ std::vector<std::int32_t> top_k(std::span<const double> scores, std::int64_t k) 
   return out;
 }
 
+std::vector<std::int32_t> top_tokens(std::span<const double> scores, std::int64_t experts, std::int64_t expert,
+                                     std::int64_t k) {
+  std::vector<double> column(scores.size() / static_cast<std::size_t>(experts));
+  for (std::size_t token = 0; token < column.size(); ++token) {
+    column[token] =
+        static_cast<float>(scores[token * static_cast<std::size_t>(experts) + static_cast<std::size_t>(expert)]);
+  }
+  return top_k(column, k);
+}
+
 double softmax(std::span<const double> x, std::span<double> p) {
   double largest = -std::numeric_limits<double>::infinity(), sum = 0;
   for (const double value : x) largest = std::max(largest, value);

@@ -22,6 +22,12 @@ std::vector<std::int32_t> top_k(std::span<const double> scores, std::int64_t k);
 /// Into `out`, whose memory is used again: for loops over tokens.
 void top_k(std::span<const double> scores, std::int64_t k, std::vector<std::int32_t>& out);
 
+/// Of `scores` [tokens, experts], the k tokens with the largest ones for an expert, falling, the lowest number first of
+/// equal ones. Compared in fp32: two tokens can be equal (a sample that begins with one token twice), and their scores
+/// in double then differ by 1e-17, as sums come out in the order of this layout. Experts' weights are never equal.
+std::vector<std::int32_t> top_tokens(std::span<const double> scores, std::int64_t experts, std::int64_t expert,
+                                     std::int64_t k);
+
 /// p = softmax(x); gives log(sum(exp(x))). p may be x.
 double softmax(std::span<const double> x, std::span<double> p);
 /// grad_x += p (grad_p - sum(p grad_p)).

@@ -60,12 +60,8 @@ class StrictBalance final : public SoftmaxRouter {
   std::vector<char> batchwise(const RouterInput& input, const Probabilities& probabilities) const {
     const std::int64_t each = expert_capacity(input.tokens(), config().top_k, experts(), 1);
     std::vector<char> mask(probabilities.p.size(), 0);
-    std::vector<double> column(static_cast<std::size_t>(input.tokens()));
     for (std::int64_t expert = 0; expert < experts(); ++expert) {
-      for (std::int64_t token = 0; token < input.tokens(); ++token) {
-        column[static_cast<std::size_t>(token)] = probabilities.row(token)[static_cast<std::size_t>(expert)];
-      }
-      for (const std::int32_t token : top_k(column, each)) {
+      for (const std::int32_t token : top_tokens(probabilities.p, experts(), expert, each)) {
         mask[static_cast<std::size_t>(token * experts() + expert)] = 1;
       }
     }

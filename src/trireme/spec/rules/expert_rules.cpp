@@ -130,33 +130,41 @@ void experts_in_full_precision(RuleContext& context) {
 void experts_steps_apart(RuleContext& context) {
   Recipe& recipe = context.run.recipe;
   if (!uses_experts(context) || !context.runs_several_steps()) return;
+  Experts& experts = recipe.model.experts;
+  const Experts& used = context.run.shape.experts;
+  const bool biases = used.bias_update_rate > 0;
+  if (!biases && used.rebalance_every == 0) return;
   std::string hint = context.run.schedule.asynchronous ? "set pipeline.schedule = \"1f1b\"" : "";
   if (recipe.pipeline.drain_every.value_or(1) > 1)
     hint += fmt::format("{}pipeline.drain_every = 1", hint.empty() ? "set " : " and ");
-  context.refuse("pipeline.schedule",
-                 fmt::format("{} runs steps together, but the loads of experts are summed after each step",
-                             recipe.pipeline.schedule),
-                 hint);
+  context.refuse(
+      "pipeline.schedule",
+      fmt::format("{} runs steps together: the next one's passes begin before the loads of experts, which "
+                  "{} after each step, are complete",
+                  recipe.pipeline.schedule, biases ? "move the routers' biases" : "decide where experts are"),
+      fmt::format("{}, or {}", hint,
+                  biases ? "experts.bias_update_rate = 0"
+                         : "experts.rebalance_every = 0, experts.redundant_experts = 0 and "
+                           "experts.move_experts = false"));
+  for (Experts* those : {&experts, &context.run.shape.experts}) {
+    those->bias_update_rate = 0;
+    those->rebalance_every = those->redundant_experts = 0;
+    those->move_experts = false;
+  }
 }
 
 void experts_one_rank_a_stage(RuleContext& context) {
   PipelineConfig& pipeline = context.run.recipe.pipeline;
-  if (!uses_experts(context) || !context.has_stages() || !pipeline.replicates_stages()) return;
+  // Each rank of a stage goes through its own micro-batches, at its own pace: nobody could send rows to experts on
+  // another.
+  if (!uses_experts(context) || context.layout().ep == 1 || !context.has_stages() || !pipeline.replicates_stages())
+    return;
   const bool listed = !pipeline.stage_ranks.empty();
   context.refuse(listed ? "pipeline.stage_ranks" : "pipeline.split",
                  "stages on several ranks deal out micro-batches, but ranks that share experts take the same ones",
                  listed ? "leave pipeline.stage_ranks out" : "set pipeline.split = \"count\"");
   pipeline.stage_ranks.clear();
   if (!listed) pipeline.split = "count";
-}
-
-void experts_single_forward(RuleContext& context) {
-  if (!uses_experts(context) || !context.has_stages()) return;
-  if (!context.run.schedule.doubled_forward && context.run.schedule.least_rows == 1) return;
-  context.refuse("pipeline.schedule",
-                 fmt::format("{} goes back in parts of a forward, but what experts save stands by expert",
-                             context.run.recipe.pipeline.schedule),
-                 "set pipeline.schedule = \"chimera\"");
 }
 
 void ep_nodes_divide(RuleContext& context) {
@@ -179,6 +187,27 @@ void redundant_experts_divide(RuleContext& context) {
       fmt::format("{} copies of experts are spread over the {} ranks of layout.ep, each as many", copies, ep),
       fmt::format("set experts.redundant_experts = {}", (copies + ep - 1) / ep * ep));
   experts.redundant_experts = context.run.shape.experts.redundant_experts = (copies + ep - 1) / ep * ep;
+}
+
+/// Whether experts may leave their rank, which what is kept by rank or on the host does not follow.
+bool moves_experts(const RuleContext& context) {
+  return uses_experts(context) && context.layout().ep > 1 && context.run.shape.experts.move_experts;
+}
+
+void moving_experts_uncompressed(RuleContext& context) {
+  Recipe& recipe = context.run.recipe;
+  if (!moves_experts(context) || recipe.compress.kind == CompressKind::kNone) return;
+  context.refuse("experts.move_experts", "what compression leaves out of a gradient is kept where the expert was",
+                 "set experts.move_experts = false and experts.rebalance_every = 0, or compress.kind = \"none\"");
+  recipe.compress.kind = CompressKind::kNone;
+}
+
+void moving_experts_on_device(RuleContext& context) {
+  LayoutConfig& layout = context.run.recipe.layout;
+  if (!moves_experts(context) || layout.offload == OffloadKind::kNone) return;
+  context.refuse("experts.move_experts", "with layout.offload masters are on the host, where ranks exchange nothing",
+                 "set experts.move_experts = false and experts.rebalance_every = 0, or layout.offload = \"none\"");
+  layout.offload = OffloadKind::kNone;
 }
 
 void relative_positions_whole(RuleContext& context) {
@@ -208,6 +237,11 @@ constexpr Rule kExpertRules[] = {
      ep_nodes_divide},
     {"redundant-experts-divide", "copies of experts that the ranks of `ep` do not divide",
      "each rank has room for equally many", Because::kDefinition, RuleNeeds::kLayout, redundant_experts_divide},
+    {"moving-experts-uncompressed", "experts that move between ranks, with gradient compression",
+     "residuals are kept where the expert was", Because::kNotBuilt, RuleNeeds::kRun, moving_experts_uncompressed},
+    {"moving-experts-on-device", "experts that move between ranks, with optimizer offload",
+     "masters are on the host, where ranks exchange nothing", Because::kNotBuilt, RuleNeeds::kRun,
+     moving_experts_on_device},
     {"relative-positions-whole", "context parallelism or pipeline stages with relative position biases",
      "biases are of whole sequences, and one table serves all layers of a stack", Because::kNotBuilt,
      RuleNeeds::kLayout, relative_positions_whole},
@@ -220,15 +254,14 @@ constexpr Rule kExpertRules[] = {
      "the host reads choices in the middle of a step", Because::kNotBuilt, RuleNeeds::kRun, experts_in_graphs},
     {"experts-in-full-precision", "experts with FP8 GEMMs", "grouped GEMMs have no FP8 form", Because::kNotBuilt,
      RuleNeeds::kRun, experts_in_full_precision},
-    {"experts-steps-apart", "experts with several steps between flushes",
-     "loads are summed over ranks and biases moved after each step", Because::kNotBuilt, RuleNeeds::kRun,
-     experts_steps_apart},
-    {"experts-one-rank-a-stage", "experts with pipeline stages on several ranks",
-     "ranks that share experts take the same micro-batches", Because::kNotBuilt, RuleNeeds::kRun,
-     experts_one_rank_a_stage},
-    {"experts-single-forward", "experts with Chimera's doubled forwards and halved backwards",
-     "what experts save stands by expert, not by sequence", Because::kNotBuilt, RuleNeeds::kRun,
-     experts_single_forward},
+    {"experts-steps-apart",
+     "experts with biases, copies or moves that follow loads, with several steps between flushes",
+     "a step's loads are complete when passes of the next one have been made: there is no step after which all ranks "
+     "could change what they route by",
+     Because::kDefinition, RuleNeeds::kRun, experts_steps_apart},
+    {"experts-one-rank-a-stage", "expert parallelism with pipeline stages on several ranks",
+     "ranks that share experts take micro-batches at the same time, and ranks of a stage deal them out",
+     Because::kNotBuilt, RuleNeeds::kRun, experts_one_rank_a_stage},
 };
 
 }  // namespace

@@ -35,9 +35,9 @@ struct Trace {
   std::vector<double> means;       ///< [step][term]
   std::vector<double> loads;       ///< [step][layer][expert]: tokens; whole numbers
   std::vector<double> biases;      ///< of routers, after the last: [layer][expert], largest and smallest copy
-  std::map<std::string, at::Tensor> gradients;  ///< of the first step, from equal weights
-  std::map<std::string, at::Tensor> weights;    ///< after the last
-  std::map<std::string, layout::Placement> placements;
+  std::map<std::string, at::Tensor> gradients;                               ///< of the first step, from equal weights
+  std::map<std::string, at::Tensor> weights;                                 ///< after the last
+  std::map<std::string, layout::Placement> gradient_placements, placements;  ///< then; experts may have moved since
   // With [compress].
   std::vector<parallel::CompressedPart> parts;  ///< of this rank
   int dp = 1, dp_rank = 0;
@@ -79,7 +79,9 @@ Trace run_trace(const spec::Recipe& recipe, comm::Group& world, std::int64_t ste
   trainer.on_gradients([&](nn::Params& params) {
     if (!trace.gradients.empty()) return;
     for (const nn::Param& param : params) {
-      if (param.trainable) trace.gradients[param.name] = copy_here(param.gradient);
+      if (!param.trainable) continue;
+      trace.gradients[param.name] = copy_here(param.gradient);
+      trace.gradient_placements[param.name] = param.placement;
     }
   });
   for (std::int64_t step = 0; step < steps; ++step) {
@@ -273,7 +275,7 @@ Trace run_reference(const VerifyRequest& request, comm::Group& world) {
   Trace trace;
   if (!request.reference_alone) {
     trace = run_trace(request.reference, world, request.steps);
-    make_whole(trace.gradients, trace.placements, world);
+    make_whole(trace.gradients, trace.gradient_placements, world);
     make_whole(trace.weights, trace.placements, world);
   } else if (world.rank() == 0) {
     trace = run_trace(request.reference, *alone, request.steps);
@@ -352,7 +354,7 @@ void compare_tensors(const spec::Recipe& recipe, const Trace& mine, const Trace&
   };
   if (recipe.train.mode != spec::TrainMode::kDownpour)  // of each part, at other weights
     worse(result.gradients, Comparison(*skeleton, world, result.tolerance.gradients, /*floor=*/1e-2)
-                                .run(reference.gradients, mine.gradients, mine.placements, type, trainable));
+                                .run(reference.gradients, mine.gradients, mine.gradient_placements, type, trainable));
   // Adam makes whole steps of what is rounding in a gradient that is zero, so that a bias which begins at zero may end
   // anywhere near it; its layer's largest weights say how much that is.
   worse(result.weights, Comparison(*skeleton, world, result.tolerance.weights, /*floor=*/1)

@@ -80,6 +80,7 @@ class DelayedEngine final : public MultiStepEngine {
     parts_.data_parallel = data_parallel_.get();
     parts_.layer_params = &model_->params;
     parts_.whole_model = model_.get();
+    if (shape.experts.used()) parts_.balance = &model_->balance;
   }
 
   Account account() override { return {}; }

@@ -15,7 +15,9 @@ namespace {
 
 class MultiStepDriver final : public StepDriver {
  public:
-  MultiStepDriver(TrainState& state, MultiStepEngine& engine) : state_(state), engine_(engine) {}
+  MultiStepDriver(TrainState& state, MultiStepEngine& engine) : state_(state), engine_(engine) {
+    if (nn::moe::Balance* balance = engine.balance()) balance->keep_steps();
+  }
 
   StepReport next() override {
     if (told_later_.empty()) run_until_drain();
@@ -73,11 +75,16 @@ void MultiStepDriver::run_until_drain() {
     throw;
   }
   state_.count_memory();
+  nn::moe::Balance* balance = state_.engine.balance();
   state_.memory.device.set(device::MemoryUse::kVersions, engine_.version_bytes().device);
   state_.memory.host.set(device::MemoryUse::kVersions, engine_.version_bytes().host);
   for (std::size_t i = 0; i < made.size(); ++i) {
     StepReport& report = told_later_[i];
     tell_losses(report, made[i].losses, counts[i]);
+    if (balance != nullptr) {
+      balance->choose_step(position.step + static_cast<std::int64_t>(i));
+      report.loads = state_.advance_balance(made[i].taken).loads;
+    }
     report.gradient_norm = made[i].gradient_norm;
     report.flops = made[i].flops;
     report.comm_s = made[i].comm_s;

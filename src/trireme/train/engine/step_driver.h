@@ -33,6 +33,7 @@ struct StepReport {
   double loss = 0;                              ///< the total: weighted sum of the terms' means, over all ranks
   std::vector<observe::NamedLoss> losses = {};  ///< the terms, the main loss first
   std::vector<nn::moe::LayerLoads> loads = {};  ///< tokens of each expert, of every layer that has some
+  std::optional<observe::ExpertsMoved> experts_moved = {};  ///< after this step
   double gradient_norm = 0;
   double learning_rate = 0;
   std::int64_t batch = 0;  ///< tokens of all ranks

@@ -55,6 +55,11 @@ StepSums SynchronousDriver::compute_stealing(const Fetched& fetched, const MakeC
   return sums;
 }
 
+void tell_balance(StepReport& report, TrainState::Balanced balanced) {
+  report.loads = std::move(balanced.loads);
+  report.experts_moved = balanced.moved;
+}
+
 StepReport SynchronousDriver::next() {
   StepReport report;
   Fetched fetched = state_.fetch();
@@ -81,7 +86,7 @@ StepReport SynchronousDriver::next() {
   report.refused = state_.judge && !state_.judge(report.loss);
   if (report.refused) {
     report.taken = false;
-    report.loads = state_.advance_balance(false);
+    tell_balance(report, state_.advance_balance(false));
     state_.position = report.position = fetched.plan.after;
     return report;
   }
@@ -92,7 +97,7 @@ StepReport SynchronousDriver::next() {
   if (state_.average && result.taken) state_.average->update();
   measure_noise(fetched, counts, result, loss_scale, report);
   state_.advance_scales();
-  report.loads = state_.advance_balance(result.taken);
+  tell_balance(report, state_.advance_balance(result.taken));
   state_.count_memory();
   report.compute_s += seconds_since(begin);
   report.taken = result.taken;

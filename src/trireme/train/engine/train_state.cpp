@@ -176,6 +176,8 @@ TrainState::TrainState(const spec::Recipe& from, const spec::ModelShape& model, 
     loss_scale = std::make_unique<optim::LossScale>(recipe.precision.loss_scale);
     loss_scale->add_state(registry);
   }
+  if (shape.experts.move_experts && recipe.layout.ep > 1)
+    expert_moves = std::make_unique<ExpertMoves>(engine, registry, world);
   registry.add_value(
       "train/position",
       [this] {
@@ -232,7 +234,7 @@ void TrainState::advance_scales() {
       [this](at::Tensor& largest) { world.all_reduce(device::to_buffer(largest), comm::Reduce::kMax).wait(); });
 }
 
-std::vector<nn::moe::LayerLoads> TrainState::advance_balance(bool taken) {
+TrainState::Balanced TrainState::advance_balance(bool taken) {
   nn::moe::Balance* balance = engine.balance();
   if (balance == nullptr) return {};
   nn::moe::Balance::Sum sum;
@@ -241,7 +243,14 @@ std::vector<nn::moe::LayerLoads> TrainState::advance_balance(bool taken) {
       ranks->all_reduce(comm::Buffer{counts.data(), counts.size(), comm::DType::kI64}, comm::Reduce::kSum).wait();
     };
   }
-  return balance->advance(taken, expert_layers, static_cast<std::size_t>(shape.experts.num_experts), sum);
+  Balanced balanced{
+      .loads = balance->advance(taken, expert_layers, static_cast<std::size_t>(shape.experts.num_experts), sum),
+      .moved = {}};
+  if (expert_moves && std::ranges::any_of(balanced.loads, [](const auto& layer) { return layer.moved > 0; })) {
+    updates->wait();
+    balanced.moved = expert_moves->carry_out(balanced.loads);
+  }
+  return balanced;
 }
 
 void TrainState::count_memory() {

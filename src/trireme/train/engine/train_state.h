@@ -19,6 +19,7 @@
 #include "trireme/spec/recipe.h"
 #include "trireme/train/diagnose/memory.h"
 #include "trireme/train/engine/engine.h"
+#include "trireme/train/engine/expert_moves.h"
 #include "trireme/train/engine/noise_scale.h"
 #include "trireme/train/engine/step_plan.h"
 #include "trireme/train/engine/updates.h"
@@ -70,8 +71,13 @@ struct TrainState {
   nn::Context context_for(const StepScales& scales, std::int64_t step);
   /// At the end of a step: the next one's 8-bit scales, where they are delayed.
   void advance_scales();
-  /// Likewise the biases of routers, where the step was `taken`: the loads of experts, over all ranks.
-  std::vector<nn::moe::LayerLoads> advance_balance(bool taken);
+  /// Likewise the biases of routers, where the step was `taken`, and the places of experts: the loads of experts, over
+  /// all ranks.
+  struct Balanced {
+    std::vector<nn::moe::LayerLoads> loads;
+    std::optional<observe::ExpertsMoved> moved;
+  };
+  Balanced advance_balance(bool taken);
   void count_memory();
   /// Finds the first place that is NaN or Inf in the step after `position`.
   [[noreturn]] void raise_non_finite(Fetched& fetched, const StepScales& scales, const std::string& what);
@@ -91,6 +97,7 @@ struct TrainState {
   std::unique_ptr<Updates> updates;
   std::unique_ptr<NoiseScale> noise_scale;      ///< train.noise_scale or batch.kind = "noise" only
   std::unique_ptr<WeightAverage> average;       ///< optim.ema_decay only
+  std::unique_ptr<ExpertMoves> expert_moves;    ///< experts.move_experts only
   std::unique_ptr<nn::Fp8History> fp8_history;  ///< precision.gemm = "fp8-delayed" only
   nn::State registry;                           ///< all that the rest of the run follows from
   std::vector<std::string> expert_layers;       ///< of the whole model; empty: none has experts

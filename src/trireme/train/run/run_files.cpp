@@ -18,6 +18,7 @@
 #include "trireme/cost/hardware.h"
 #include "trireme/formats/hf_writer.h"
 #include "trireme/kernels/cuda.h"
+#include "trireme/observe/expert_loads.h"
 #include "trireme/plan/compress_price.h"
 #include "trireme/plan/job.h"
 
@@ -201,6 +202,15 @@ void RunFiles::tell_traffic(const std::function<void(std::string_view, double)>&
   for (const auto& [metric, bytes] : sent) tell(metric, bytes);
 }
 
+namespace {
+
+/// For which the ranks with experts of a layer wait for the busiest of them in a step.
+double cost_seconds(const nn::moe::LayerLoads& layer) {
+  return (observe::max_over_mean(layer.ranks) - 1) * observe::mean_load(layer.ranks) * layer.row_s;
+}
+
+}  // namespace
+
 void RunFiles::tell_metrics(const StepReport& report, const StepFigures& figures,
                             const std::vector<observe::NamedQueue>& queues) {
   std::vector<EventSink*> sinks{rank_log_.get()};
@@ -225,6 +235,18 @@ void RunFiles::tell_metrics(const StepReport& report, const StepFigures& figures
     tell(fmt::format("memory/{}_bytes", device::name_of(use)), static_cast<double>(device.peak_of(use)));
   }
   tell_traffic(tell);
+  if (!report.loads.empty()) {
+    double expert = 0, rank = 0, cost_s = 0;
+    for (const nn::moe::LayerLoads& layer : report.loads) {
+      expert = std::max(expert, observe::max_over_mean(layer.counts));
+      rank = std::max(rank, observe::max_over_mean(layer.ranks));
+      cost_s += std::max(0.0, cost_seconds(layer));
+    }
+    tell("experts/max_over_mean", expert);  // of the worst layer
+    tell("experts/busiest_rank_over_mean", rank);
+    tell("experts/uneven_seconds", cost_s);  // over all layers
+    if (report.experts_moved) tell("experts/moved_bytes", static_cast<double>(report.experts_moved->bytes));
+  }
   for (const observe::NamedQueue& queue : queues) {
     tell(fmt::format("queue/{}_length", queue.name), queue.reading.length());
     tell(fmt::format("queue/{}_per_second", queue.name), queue.reading.rate());
@@ -279,8 +301,22 @@ void RunFiles::step(const StepReport& report, const StepFigures& figures) {
                              .memory = figures.memory};
   if (report.losses.size() > 1) record.losses = report.losses;
   if (tells_loads(report)) {
-    for (const nn::moe::LayerLoads& layer : report.loads) record.experts.push_back({layer.layer, layer.counts});
+    for (const nn::moe::LayerLoads& layer : report.loads) {
+      record.experts.push_back({.layer = layer.layer,
+                                .tokens = layer.counts,
+                                .ranks = layer.ranks,
+                                .cost_ms = std::max(0.0, 1e3 * cost_seconds(layer))});
+    }
     record.expert_ranks = parts_.recipe.layout.ep;
+  }
+  if (const auto& moved = report.experts_moved) {
+    record.experts_moved = moved;
+    log_->event("experts moved", {{"step", step},
+                                  {"experts", moved->experts},
+                                  {"bytes", moved->bytes},
+                                  {"seconds", moved->seconds},
+                                  {"busiest_before", moved->busiest_before},
+                                  {"busiest_after", moved->busiest_after}});
   }
   record.queues = queues;
   record.noise_scale = report.noise_scale;
