@@ -3,6 +3,7 @@
 # all_reduce of 64 MiB uses, and how far a training step is from the planner's prediction with the link that `trireme bench hardware`
 # measured there. Hosts share this machine's cores, one thread a rank: run it on a machine that does nothing else.
 #   BENCH_PREFIX   a command before each rank's, e.g. "chrt -r 1"
+#   PRECISIONS     of the training step: "fp32 bf16" unless given
 set -eu
 trireme=$(realpath "$1") rate=${2:-1000} rounds=${3:-3} here=$(dirname "$(realpath "$0")")
 source "$here/../tests/lab/hosts.sh"
@@ -57,7 +58,7 @@ hash_every = 0
 [checkpoint]
 every = 1000000
 END
-for precision in fp32 bf16; do
+for precision in ${PRECISIONS:-fp32 bf16}; do
   predicted=$("$trireme" --quiet check "$folder/recipe.toml" --ranks 4 --cluster "$folder/cluster.toml" --set precision.compute=$precision --json | number_of step_seconds)
   for ((round = 0; round < rounds; ++round)); do
     on_all "$trireme" --quiet train "$folder/recipe.toml" --set precision.compute=$precision --set train.threads=1 --out "$folder/run-$precision-$round" >/dev/null
