@@ -60,6 +60,15 @@ class PassStops {
   virtual void stop(Before next) = 0;
 };
 
+/// Who looks at gradients of parameters that several layers, or forward and backward, add to: embeddings, heads,
+/// relative positions.
+class GradientWatch {
+ public:
+  virtual ~GradientWatch() = default;
+  virtual void before(Param& param) = 0;  ///< this layer is about to add its part
+  virtual void after(Param& param) = 0;   ///< it has
+};
+
 /// What multi-token prediction reads, one slice of the last dimension for each depth: multi_token.h.
 struct MtpTokens {
   at::Tensor ids;      ///< int64 [batch, sequence, depths]; undefined: no multi-token prediction in this pass
@@ -98,6 +107,7 @@ struct Context {
   const KvBatch* kv_batch = nullptr;                  ///< inference over a KV cache: kv_cache.h
   WeightSource* weights = nullptr;                    ///< null: the current ones
   std::function<void(Param&)> on_gradient = nullptr;  ///< a layer has added its part to this gradient
+  GradientWatch* watch = nullptr;                     ///< null: nobody looks
   bool divided =
       false;  ///< backward goes in parts of a forward: every tensor saved has its rows in its first dimension
   PassStops* stops = nullptr;            ///< null: the pass runs through
@@ -110,6 +120,12 @@ struct Context {
   const at::Tensor& value(const Param& param) { return weights ? weights->value(param) : param.value; }
   void added(Param& param) {
     if (on_gradient && param.trainable) on_gradient(param);
+  }
+  void begin_adding(Param& param) const {
+    if (watch != nullptr && param.trainable) watch->before(param);
+  }
+  void end_adding(Param& param) const {
+    if (watch != nullptr && param.trainable) watch->after(param);
   }
 };
 

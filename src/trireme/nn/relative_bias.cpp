@@ -120,7 +120,9 @@ void RelativeBias::backward(const AttentionShape& shape, const Sequence& sequenc
     const at::Tensor by_distance = sum_by_distance(at::sum(of_scores, {0}));
     const at::Tensor chosen =
         at::one_hot(buckets_by_distance(q.size(1), q.device()), buckets_.buckets).to(by_distance.scalar_type());
+    context.begin_adding(table_);
     add_gradient(table_, at::matmul(chosen.t(), by_distance.t()));
+    context.end_adding(table_);
   }
   context.added(table_);
   const double scale = score_scale(shape);

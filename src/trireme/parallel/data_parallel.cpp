@@ -241,7 +241,7 @@ void DataParallel::measure_first_micro(MeshGroups& groups, FirstMicroOptions opt
       [this](const Bucket& bucket, const at::Tensor& gradient) { first_micro_->add(bucket, gradient); });
 }
 
-std::vector<double> DataParallel::first_micro_squares(double factor) { return first_micro_->take(factor); }
+std::vector<double> DataParallel::first_micro_squares(FirstMicroFactors factors) { return first_micro_->take(factors); }
 
 std::vector<DataParallel::BucketUse> DataParallel::bucket_uses() const {
   std::vector<BucketUse> uses;

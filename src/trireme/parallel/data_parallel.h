@@ -128,8 +128,14 @@ class DataParallel {
   /// From now on the norms of each step's first micro-batch are taken, before sums over ranks; on all ranks together.
   void measure_first_micro(MeshGroups& groups, FirstMicroOptions options = {});
   /// After finish(): of each trainable parameter, the sum of squares of the gradient that the first micro-batch of each
-  /// data-parallel rank gave, times that rank's `factor`, summed over them. On all ranks together.
-  std::vector<double> first_micro_squares(double factor);
+  /// data-parallel rank gave, times that rank's factor, summed over them. On all ranks together.
+  std::vector<double> first_micro_squares(FirstMicroFactors factors);
+  /// FirstMicroNorms::of_experts.
+  const std::vector<bool>& first_micro_of_experts() const { return first_micro_->of_experts(); }
+  /// Who is to see what the first micro-batch adds, where others overlap with it; null: nobody.
+  nn::GradientWatch* first_micro_watch() {
+    return first_micro_ && first_micro_->overlaps() ? first_micro_.get() : nullptr;
+  }
 
   /// Layers that fetch weights when they run: put in place of each unit's (ZeRO, or offload from a GPU). Outlived by
   /// this object.

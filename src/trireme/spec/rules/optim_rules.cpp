@@ -78,25 +78,11 @@ void ema_is_kept(RuleContext& context) {
                    "set optim.ema_decay = 0.999, or eval.weights = \"trained\"");
 }
 
-void noise_whole_model(RuleContext& context) {
+void noise_between_kernels(RuleContext& context) {
   if (!measures_noise(context)) return;
-  const Recipe& recipe = context.run.recipe;
-  const ModelShape& shape = context.run.shape;
-  if (context.has_stages() && (shape.mtp_depth > 0 || shape.num_encoder_layers > 0))
-    context.refuse(
-        noise_key(context),
-        "measures each gradient when the first micro-batch has added to it, but this model's embedding is in "
-        "more stages than the first and the last",
-        "set layout.pp = 1, or leave it out");
-  else if (context.run.shape.experts.used())
-    context.refuse(noise_key(context), "counts every gradient over all data-parallel ranks, but experts have fewer",
-                   "leave it out");
-  else if (recipe.train.cuda_graphs)
+  if (context.run.recipe.train.cuda_graphs)
     context.refuse(noise_key(context), "looks at gradients between kernels that train.cuda_graphs captures",
                    "set train.cuda_graphs = false");
-  else if (recipe.layout.offload != OffloadKind::kNone)
-    context.refuse(noise_key(context), "looks at gradients before layout.offload takes them to the host",
-                   "set layout.offload = \"none\"");
 }
 
 /// A pipeline has several micro-batches under way.
@@ -116,23 +102,31 @@ void noise_of_first_micro(RuleContext& context) {
   const int chunks = std::max(context.run.recipe.pipeline.virtual_stages, schedule.default_chunks);
   for (const std::int64_t rows : context.rows_of_steps()) {
     const auto micros = static_cast<int>(context.micros_of(rows));
-    if (!schedule.refuses(micros, chunks).empty() || schedule.first_micro_leads(micros, chunks, context.run.shape.tied))
-      continue;
+    if (!schedule.refuses(micros, chunks).empty() || schedule.first_micro_leads(micros, chunks)) continue;
     return context.refuse(
         noise_key(context),
-        fmt::format("measures the first micro-batch alone, but with pipeline.schedule = \"{}\"{} "
-                    "others add to a gradient before it has",
-                    context.run.recipe.pipeline.schedule, context.run.shape.tied ? " and a tied embedding" : ""),
+        fmt::format("measures the first micro-batch alone, but with pipeline.schedule = \"{}\" others add to a "
+                    "gradient before it has",
+                    context.run.recipe.pipeline.schedule),
         kHint);
   }
 }
 
 void noise_two_batches(RuleContext& context) {
-  if (!measures_noise(context) || context.replicas > 1) return;
+  if (!measures_noise(context)) return;
+  const LayoutConfig& layout = context.layout();
+  // Ranks that share experts have one small batch of them together.
+  const std::int64_t sharing =
+      context.run.shape.experts.used() ? expert_share_of_dp(layout, context.replicas) : std::int64_t{1};
+  if (context.replicas > sharing) return;
   for (const std::int64_t rows : context.rows_of_steps()) {
     if (context.micros_of(rows) > 1) continue;
     return context.refuse(noise_key(context),
-                          "compares the gradients of two batch sizes, but one rank computes a step in one micro-batch",
+                          sharing > 1 ? fmt::format("compares the gradients of two batch sizes, but with layout.ep = "
+                                                    "{} experts have those of a whole step in one micro-batch",
+                                                    layout.ep)
+                                      : std::string("compares the gradients of two batch sizes, but one rank computes "
+                                                    "a step in one micro-batch"),
                           fmt::format("set train.micro_batch_size = {}", std::max<std::int64_t>(1, rows / 2)));
   }
 }
@@ -202,19 +196,17 @@ constexpr Rule kOptimRules[] = {
      noise_batch_has_steps},
     {"adafactor-tied-stages", "Adafactor with pipeline stages and a tied embedding", "two stages hold the embedding",
      Because::kNotBuilt, RuleNeeds::kLayout, adafactor_tied_stages},
-    {"noise-whole-model",
-     "the gradient noise scale with experts, CUDA graphs or offload; with pipeline stages of encoder-decoder models "
-     "and "
-     "of multi-token prediction",
-     "gradients of a rank's first micro-batch are taken where data parallelism sums them", Because::kNotBuilt,
-     RuleNeeds::kLayout, noise_whole_model},
+    {"noise-between-kernels", "the gradient noise scale with CUDA graphs",
+     "gradients of the first micro-batch are looked at between kernels that are captured", Because::kNotBuilt,
+     RuleNeeds::kLayout, noise_between_kernels},
     {"noise-of-first-micro",
-     "the gradient noise scale with pipelines that run several steps together, two micro-batches in one forward, "
-     "others "
-     "through the head before the first comes back, or, with a tied embedding, both of its ends on one rank",
+     "the gradient noise scale with pipelines that run several steps together, two micro-batches in one forward, or "
+     "weight gradients of others before the first's",
      "the first micro-batch's gradient is measured before others add to it", Because::kNotBuilt, RuleNeeds::kRun,
      noise_of_first_micro},
-    {"noise-two-batches", "the gradient noise scale on one rank without gradient accumulation",
+    {"noise-two-batches",
+     "the gradient noise scale on one rank, or where all data-parallel ranks share experts, without gradient "
+     "accumulation",
      "two batch sizes are compared", Because::kDefinition, RuleNeeds::kRun, noise_two_batches},
     {"layer-drop-alike", "layer dropping with CUDA graphs",
      "a step computes other layers than the one before, and a graph always the same ones", Because::kDefinition,
