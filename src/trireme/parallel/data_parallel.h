@@ -52,6 +52,8 @@ class DataParallel {
   at::Device device() const { return options_.device; }
 
   // A step, in this order:
+  /// fp16: what the loss is multiplied by, before the first launch.
+  void set_loss_scale(double scale) { gradients_->reducer().set_loss_scale(scale); }
   /// `last`: no later micro adds to any gradient, so buckets may go as they fill.
   void begin_micro(bool last) { gradients_->begin_micro(last); }
   /// A layer has added its part to this gradient.

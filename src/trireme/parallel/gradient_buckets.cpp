@@ -60,6 +60,7 @@ void GradientBuckets::begin_micro(bool last) {
 void GradientBuckets::added(nn::Param& param) {
   Bucket& bucket = plan_.buckets[plan_.bucket_of.at(&param)];
   member_of(bucket, param).contributed = true;
+  if (step_begun_) reducer_->progress();
   if (++bucket.arrived < bucket.expected) return;
   if (options_.zero >= 2) {
     bucket.arrived = 0;

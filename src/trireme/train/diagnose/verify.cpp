@@ -395,7 +395,10 @@ std::vector<parallel::CompressedPart> gather_parts(const Trace& mine, comm::Grou
   parallel::CopyExchange exchange(world.size() > 1 ? &world : nullptr);
   const std::string text = list.dump();
   std::vector<parallel::CompressedPart> parts;
-  for (const parallel::Message& message : exchange.all_gather({text.begin(), text.end()})) {
+  std::vector<std::int64_t> lengths;
+  exchange.start_lengths(static_cast<std::int64_t>(text.size()), lengths).wait();
+  for (const parallel::Message& message :
+       exchange.all_gather({text.begin(), text.end()}, {lengths.begin(), lengths.end()})) {
     for (const auto& entry : nlohmann::ordered_json::parse(message.begin(), message.end())) {
       parallel::CompressedPart& part = parts.emplace_back();
       part.name = entry.at("name").get<std::string>();

@@ -137,7 +137,7 @@ class PipelineSteps::Progress {
       own_squares_[static_cast<std::size_t>(step)] = updated.squares;
       shared_squares_[static_cast<std::size_t>(step)] = updated.shared_squares;
       if (request_.loss_scale != nullptr) tell_others(updated.finite);
-      data_parallel.step_taken();
+      if (updated.finite) data_parallel.step_taken(rate_of(step));
       data_parallel.updated();
       if (request_.taken) request_.taken();
     } catch (const optim::NonFiniteGradients& error) {

@@ -55,6 +55,12 @@ StepSums SynchronousDriver::compute_stealing(const Fetched& fetched, const MakeC
   return sums;
 }
 
+/// Seconds of compression that lie in backward and in updates so far.
+double compressing_beside(Engine& engine) {
+  const parallel::CompressionReport* report = engine.data_parallel().reducer().report();
+  return report != nullptr ? report->beside_seconds + report->update_seconds : 0;
+}
+
 void tell_balance(StepReport& report, TrainState::Balanced balanced) {
   report.loads = std::move(balanced.loads);
   report.experts_moved = balanced.moved;
@@ -64,6 +70,7 @@ StepReport SynchronousDriver::next() {
   StepReport report;
   Fetched fetched = state_.fetch();
   report.data_s = fetched.waited_s;
+  const double compressing = compressing_beside(engine_);
 
   auto begin = Clock::now();
   const nn::LossCounts counts = state_.count_losses(fetched);
@@ -71,6 +78,7 @@ StepReport SynchronousDriver::next() {
   const StepScales scales = scales_of(counts, state_.loss_scale ? state_.loss_scale->scale() : 1.0);
 
   begin = Clock::now();
+  if (state_.loss_scale) engine_.data_parallel().set_loss_scale(state_.loss_scale->scale());
   nn::zero_grad(engine_.params());
   const auto contexts = [&] { return state_.context_for(scales, state_.position.step); };
   const StepSums sums = stealing_ ? compute_stealing(fetched, contexts) : engine_.compute(fetched.batches, contexts);
@@ -99,7 +107,9 @@ StepReport SynchronousDriver::next() {
   state_.advance_scales();
   tell_balance(report, state_.advance_balance(result.taken));
   state_.count_memory();
-  report.compute_s += seconds_since(begin);
+  const double compressed = compressing_beside(engine_) - compressing;
+  report.compute_s += seconds_since(begin) - compressed;
+  report.comm_s += compressed;
   report.taken = result.taken;
   report.gradient_norm = result.gradient_norm;
   state_.position = fetched.plan.after;
