@@ -41,7 +41,8 @@ Assembly::Assembly(nn::Params& params, nn::moe::Balance& balance, const spec::Mo
       recompute_core_(options.recompute.kind == nn::RecomputeKind::kSelective),
       recompute_norms_(options.recompute_norms),
       save_mlp_activations_(options.save_mlp_activations),
-      deterministic_(options.deterministic_attention) {
+      deterministic_(options.deterministic_attention),
+      slices_experts_(options.slice_experts && parallel.tensor_ranks() > 1) {
   if (shape.experts.used()) balance_.follow(rebalance_policy(shape.experts, parallel));
   if (shape.position_kind == spec::PositionKind::kRotary) {
     rotary_ = std::make_shared<nn::RotaryTable>(

@@ -94,6 +94,15 @@ Head::Head(Param& weight, Param* bias, HeadOptions options, const ParallelContex
 }
 
 at::Tensor Head::logits(const at::Tensor& rows, Context& context) const {
+  if (const kernels::QuantisedWeight* quantised = quantised_of(context, weight_)) {
+    context.flops += gemm_flops(rows.size(0), quantised->columns, quantised->rows);
+    return kernels::gemm({.a = rows,
+                          .b = *quantised,
+                          .transpose_b = true,
+                          .epilogue = {.bias = bias_ ? context.value(*bias_) : at::Tensor()},
+                          .batch_invariant = batch_invariant(context)})
+        .out;
+  }
   const at::Tensor& weight = context.value(weight_);
   context.flops += gemm_flops(rows.size(0), weight.size(1), weight.size(0));
   const kernels::SkinnyGemm few{.x = rows, .weight = weight, .bias = bias_ ? context.value(*bias_) : at::Tensor()};

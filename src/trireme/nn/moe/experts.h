@@ -72,6 +72,8 @@ class Experts {
                        Tape& tape) const;
 
  private:
+  /// Of this rank's own experts, [experts, rows, hidden].
+  at::Tensor own_in(Context& context) const;
   at::Tensor in_weight(const ExpertRows& rows, Context& context) const;
   at::Tensor out_weight(const ExpertRows& rows, Context& context) const;
   at::Tensor activations(const at::Tensor& pre_activation) const;
