@@ -210,7 +210,8 @@ std::shared_ptr<nn::RelativeBias> Assembly::relative_bias(BlockKind kind) {
   if (parallel_.tensor_ranks() > 1)  // each rank has its heads
     placing.split_blocks(1, nn::kTensorAxis, std::array{layout::Block{shape_.num_heads, shape_.num_heads}});
   nn::Param& table = params_.add(placing.placement(), {Init::Kind::kNormal, shape_.init_std}, /*decay=*/false);
-  found = std::make_shared<nn::RelativeBias>(buckets, table);
+  found = std::make_shared<nn::RelativeBias>(buckets, table,
+                                             parallel_.tensor_rank() * (shape_.num_heads / parallel_.tensor_ranks()));
   return found;
 }
 

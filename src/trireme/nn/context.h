@@ -76,6 +76,11 @@ struct MtpTokens {
   at::Tensor weights;  ///< float, as large; undefined: 1
 };
 
+/// Of a forward pass over two micro-batches that go back one by one: rows of the first, of both; none: 0.
+struct RowDivision {
+  std::int64_t first = 0, rows = 0;
+};
+
 struct Context {
   bool training = false;   ///< dropout falls
   std::uint64_t seed = 0;  ///< of the run
@@ -110,6 +115,7 @@ struct Context {
   GradientWatch* watch = nullptr;                     ///< null: nobody looks
   bool divided =
       false;  ///< backward goes in parts of a forward: every tensor saved has its rows in its first dimension
+  RowDivision division = {};             ///< where it is `divided` into, during that forward
   PassStops* stops = nullptr;            ///< null: the pass runs through
   Stash* stash = nullptr;                ///< where kept inputs wait for backward; null: on the device
   device::RankMemory* memory = nullptr;  ///< where activations are counted; null: nowhere
@@ -117,7 +123,7 @@ struct Context {
   int rank = 0;                          ///< whose events they are
   MtpTokens mtp;
 
-  const at::Tensor& value(const Param& param) { return weights ? weights->value(param) : param.value; }
+  const at::Tensor& value(const Param& param) const { return weights ? weights->value(param) : param.value; }
   void added(Param& param) {
     if (on_gradient && param.trainable) on_gradient(param);
   }

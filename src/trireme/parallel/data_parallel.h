@@ -62,6 +62,9 @@ class DataParallel {
   void added_by(const nn::Param& param, bool first_micro) {
     if (first_micro_ && first_micro_->overlaps()) first_micro_->added(param, first_micro);
   }
+  /// A backward of units of this key is over, on all ranks that share them: with find_unused nobody waits any longer for
+  /// what it left out.
+  void end_pass(int key = 0) { gradients_->end_pass(key); }
   /// The gradients of this key are complete.
   void start(int key) { gradients_->start(key); }
   /// Gradients of owned() are sums over all ranks. Seconds that this rank waited. A ConfigError names parameters that
@@ -126,6 +129,8 @@ class DataParallel {
 
   /// For optim::update; null where this rank's own sums are enough.
   const optim::AcrossRanks* across() { return across_.sum_parts ? &across_ : nullptr; }
+  /// With late updates: the same sums over other groups, for the thread that makes them.
+  const optim::AcrossRanks* late_across() { return late_across_.sum_parts ? &late_across_ : nullptr; }
 
   /// From now on the norms of each step's first micro-batch are taken, before sums over ranks; on all ranks together.
   void measure_first_micro(MeshGroups& groups, FirstMicroOptions options = {});
@@ -191,7 +196,7 @@ class DataParallel {
   std::unique_ptr<HostLink> link_;  // offload from a GPU only; goes before gradients_, whose memory it gives back
   std::unique_ptr<ShardedWeights> weights_;
   std::vector<SliceReduction> slices_;
-  optim::AcrossRanks across_;
+  optim::AcrossRanks across_, late_across_;
   std::unique_ptr<FirstMicroNorms> first_micro_;  // where asked for
 };
 

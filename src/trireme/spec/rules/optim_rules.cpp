@@ -14,35 +14,12 @@ std::string quoted_optimizer(const RuleContext& context) {
 }
 
 bool updates_matrices(const RuleContext& context) { return has_matrix_updates(context.run.recipe.optim.kind); }
-bool keeps_averages(const RuleContext& context) {
-  const OptimConfig& optim = context.run.recipe.optim;
-  return optim.kind == OptimizerKind::kScheduleFree || optim.ema_decay;
-}
-std::string average_key(const RuleContext& context) {
-  return context.run.recipe.optim.ema_decay ? "optim.ema_decay" : "optim.kind";
-}
 bool measures_noise(const RuleContext& context) {
   const Recipe& recipe = context.run.recipe;
   return recipe.train.noise_scale || recipe.batch.kind == BatchKind::kNoise;
 }
 std::string noise_key(const RuleContext& context) {
   return context.run.recipe.train.noise_scale ? "train.noise_scale" : "batch.kind";
-}
-
-void matrices_find_unused(RuleContext& context) {
-  if (updates_matrices(context) && context.layout().find_unused)
-    context.refuse(
-        "layout.find_unused",
-        fmt::format("leaves parameters out of a step, but {} updates all matrices together", quoted_optimizer(context)),
-        "set layout.find_unused = false, or optim.kind = \"adamw\"");
-}
-
-void matrices_late_updates(RuleContext& context) {
-  if (updates_matrices(context) && context.layout().delayed_update)
-    context.refuse("layout.delayed_update",
-                   fmt::format("an update that overlaps with the next step cannot exchange matrices, as {} does",
-                               quoted_optimizer(context)),
-                   "set layout.delayed_update = false, or optim.kind = \"adamw\"");
 }
 
 void matrices_one_copy(RuleContext& context) {
@@ -53,22 +30,6 @@ void matrices_one_copy(RuleContext& context) {
         fmt::format("lets copies of a matrix differ between ranks, but with {} one rank makes the update of all",
                     quoted_optimizer(context)),
         "set compress.kind = \"none\", or optim.kind = \"adamw\"");
-}
-
-void adafactor_tied_stages(RuleContext& context) {
-  if (context.run.recipe.optim.kind == OptimizerKind::kAdafactor && context.has_stages() && context.run.shape.tied)
-    context.refuse(
-        "optim.kind",
-        "\"adafactor\" factors the embedding too, but with layout.pp two stages hold a tied one, and no rank has "
-        "all of its gradients' squares",
-        "set model.tied = false, layout.pp = 1, or optim.kind = \"adamw\"");
-}
-
-void averages_late_updates(RuleContext& context) {
-  if (keeps_averages(context) && context.layout().delayed_update)
-    context.refuse(average_key(context),
-                   "averages the weights after a step, but layout.delayed_update makes them later",
-                   "set layout.delayed_update = false");
 }
 
 void ema_is_kept(RuleContext& context) {
@@ -177,16 +138,9 @@ void mup_is_for_adam(RuleContext& context) {
 }
 
 constexpr Rule kOptimRules[] = {
-    {"matrices-find-unused", "Muon, Adafactor, Shampoo and SOAP with `layout.find_unused`",
-     "matrices are exchanged together", Because::kNotBuilt, RuleNeeds::kRecipe, matrices_find_unused},
-    {"matrices-late-updates", "Muon, Adafactor, Shampoo and SOAP with late updates (`layout.delayed_update`)",
-     "the update would talk to other ranks while the next step does", Because::kNotBuilt, RuleNeeds::kRecipe,
-     matrices_late_updates},
     {"matrices-one-copy", "Muon, Adafactor, Shampoo and SOAP with local updates",
      "the owner of a matrix makes the update of all copies", Because::kDefinition, RuleNeeds::kRecipe,
      matrices_one_copy},
-    {"averages-late-updates", "an average of weights with late updates (`layout.delayed_update`)",
-     "the average would miss a step", Because::kNotBuilt, RuleNeeds::kRecipe, averages_late_updates},
     {"ema-is-kept", "`eval.weights = \"ema\"` without `optim.ema_decay`", "there is no average", Because::kDefinition,
      RuleNeeds::kRecipe, ema_is_kept},
     {"layer-gamma-is-used", "`train.layer_keep_gamma` without `train.layer_keep`", "no layer is dropped",
@@ -194,8 +148,6 @@ constexpr Rule kOptimRules[] = {
     {"noise-batch-has-steps", "`batch.kind = \"noise\"` without `train.steps`",
      "the length of the run must not depend on what is measured", Because::kDefinition, RuleNeeds::kRecipe,
      noise_batch_has_steps},
-    {"adafactor-tied-stages", "Adafactor with pipeline stages and a tied embedding", "two stages hold the embedding",
-     Because::kNotBuilt, RuleNeeds::kLayout, adafactor_tied_stages},
     {"noise-between-kernels", "the gradient noise scale with CUDA graphs",
      "gradients of the first micro-batch are looked at between kernels that are captured", Because::kNotBuilt,
      RuleNeeds::kLayout, noise_between_kernels},

@@ -199,6 +199,7 @@ class DataParallelEngine final : public SingleStepEngine {
     if (first) activations_ = tape.bytes();
     const CountedTape counted(context.memory, tape);
     model_->backward(context, tape);
+    data_parallel_->end_pass();
     for (nn::LossTerm& term : context.losses) losses.push_back(std::move(term));
     flops += context.flops;
   }

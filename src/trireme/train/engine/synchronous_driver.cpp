@@ -102,7 +102,6 @@ StepReport SynchronousDriver::next() {
   begin = Clock::now();
   const double loss_scale = state_.loss_scale ? state_.loss_scale->scale() : 1.0;  // of these gradients
   const optim::UpdateResult result = update(fetched, scales, report);
-  if (state_.average && result.taken) state_.average->update();
   measure_noise(fetched, counts, result, loss_scale, report);
   state_.advance_scales();
   tell_balance(report, state_.advance_balance(result.taken));
