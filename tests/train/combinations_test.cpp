@@ -165,11 +165,11 @@ std::vector<Case> mistakes() {
       [](auto& r) { r.layout.pp = 2, r.pipeline.drain_every = 2, r.optim.ema_decay = 0.9; });
   add("Adafactor of a tied embedding in stages",
       [](auto& r) { r.layout.pp = 2, r.model.tied = true, r.optim.kind = spec::OptimizerKind::kAdafactor; });
-  add("Downpour SGD of AdamW", [](auto& r) { r.layout.dp = 2, r.train.mode = spec::TrainMode::kDownpour; });
-  add("three servers beside two ranks", [](auto& r) {
-    r.layout.dp = 2, r.train.mode = spec::TrainMode::kDownpour, r.downpour.servers = 3;
-    r.optim.kind = spec::OptimizerKind::kAdagrad, r.optim.grad_clip_norm = 0;
+  add("Downpour SGD of LAMB", [](auto& r) {
+    r.layout.dp = 2, r.train.mode = spec::TrainMode::kDownpour, r.optim.kind = spec::OptimizerKind::kLamb;
   });
+  add("three servers beside two ranks",
+      [](auto& r) { r.layout.dp = 2, r.train.mode = spec::TrainMode::kDownpour, r.downpour.servers = 3; });
   add("copies without servers", [](auto& r) {
     r.layout.dp = 2, r.train.mode = spec::TrainMode::kDownpour, r.downpour.copies = 2;
     r.optim.kind = spec::OptimizerKind::kAdagrad, r.optim.grad_clip_norm = 0;

@@ -1,13 +1,17 @@
 // Compute, look at the loss, update: after every step the state is whole.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <memory>
 #include <optional>
+#include <span>
+#include <vector>
 
 #include "trireme/base/log.h"
 #include "trireme/base/stopwatch.h"
+#include "trireme/parallel/mesh_groups.h"
 #include "trireme/train/engine/feed.h"
 #include "trireme/train/engine/step_driver.h"
 #include "trireme/train/engine/train_state.h"
@@ -18,11 +22,29 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+/// Ranks with parts of the same rows lie along tp and cp. The first of them chooses, and tells along one axis after the
+/// other. On all ranks together.
+WorkStealing::SharedRows shared_rows(parallel::MeshGroups& groups) {
+  std::vector<comm::Group*> along;
+  for (const char* axis : {nn::kContextAxis, nn::kTensorAxis}) {
+    if (comm::Group* group = groups.along({axis})) along.push_back(group);
+  }
+  WorkStealing::SharedRows rows{
+      .leads = std::ranges::all_of(along, [](const comm::Group* group) { return group->rank() == 0; })};
+  if (along.empty()) return rows;
+  rows.tell = [along](std::span<std::int64_t> numbers) {
+    for (comm::Group* group : along)
+      group->broadcast(comm::Buffer{numbers.data(), numbers.size(), comm::DType::kI64}, 0).wait();
+  };
+  return rows;
+}
+
 class SynchronousDriver final : public StepDriver {
  public:
   SynchronousDriver(TrainState& state, SingleStepEngine& engine) : state_(state), engine_(engine) {
     if (state.recipe.train.work_stealing && engine.share().ranks > 1)
-      stealing_ = std::make_unique<WorkStealing>(engine.readers(), state.samples);
+      stealing_ =
+          std::make_unique<WorkStealing>(engine.readers(), state.samples, shared_rows(*engine.account().groups));
   }
 
   StepReport next() override;

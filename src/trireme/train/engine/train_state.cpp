@@ -141,7 +141,10 @@ TrainState::TrainState(const spec::Recipe& from, const spec::ModelShape& model, 
     if (parallel::MeshGroups* groups = engine.account().groups)
       owners = parallel::make_matrix_owners(recipe.optim, engine.params(), *groups,
                                             recipe.layout.delayed_update ? parallel::MeshGroups::kUpdateLane : 0);
-    return optim::make_optimizer(recipe.optim, engine.params(), std::move(owners));
+    spec::OptimConfig optim = recipe.optim;
+    if (recipe.train.mode == spec::TrainMode::kSandblaster)  // in its place L-BFGS updates
+      optim = {.kind = spec::OptimizerKind::kSgd, .momentum = 0};
+    return optim::make_optimizer(optim, engine.params(), std::move(owners));
   });
   engine.data_parallel().attach(*optimizer);
   if (recipe.train.noise_scale || recipe.batch.kind == spec::BatchKind::kNoise) {
