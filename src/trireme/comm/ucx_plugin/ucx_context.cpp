@@ -1,7 +1,6 @@
 #include "trireme/comm/ucx_plugin/ucx_context.h"
 
 #include <fcntl.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cstdlib>
@@ -105,8 +104,7 @@ UcxContext::UcxContext(const ChosenInterfaces& interfaces, Long long_messages, u
 // on exec, so we say it for them when there may be new ones.
 void UcxContext::keep_from_children() {
   each_descriptor([&](int fd) {
-    struct stat about {};
-    if (inherited_.contains(fd) || fstat(fd, &about) != 0) return;
+    if (inherited_.contains(fd)) return;
     if (const int flags = fcntl(fd, F_GETFD); flags >= 0 && (flags & FD_CLOEXEC) == 0)
       fcntl(fd, F_SETFD, flags | FD_CLOEXEC);
   });
