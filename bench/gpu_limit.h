@@ -91,14 +91,14 @@ class Limit {
   }
   /// What has to move besides: norms' and activations' tensors once each way, residuals that GEMMs add to, logits,
   /// and the optimizer's streams.
-  double bytes(std::int64_t parameters, bool narrow, bool narrow_gradients) const {
+  double bytes(std::int64_t parameters, bool bf16_states, bool bf16_gradients) const {
     const double tokens = static_cast<double>(size_.batch * size_.seq_len), w = static_cast<double>(size_.hidden_size);
     const double inner = static_cast<double>(size_.ffn_size) * (size_.family == "gpt2" ? 5 : 8);
     const double per_layer = tokens * 2 * (2 * 7 * w + inner);
     return static_cast<double>(size_.num_layers) * per_layer + tokens * 4 * static_cast<double>(size_.vocab_size) +
-           (narrow             ? 18.0
-            : narrow_gradients ? 30.0
-                               : 34.0) *
+           (bf16_states      ? 18.0
+            : bf16_gradients ? 30.0
+                             : 34.0) *
                static_cast<double>(parameters);
   }
 

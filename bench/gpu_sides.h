@@ -56,8 +56,8 @@ struct OursOptions {
   nn::Precision precision = nn::Precision::kBf16;
   spec::GemmPrecision gemm = spec::GemmPrecision::kSame;
   bool cuda_graphs = false;
-  bool narrow = false;                ///< bf16 states: no masters, bf16 gradients and moments
-  bool narrow_gradients = false;      ///< as precision.gradients = "bf16"
+  bool bf16_states = false;           ///< bf16 states: no masters, bf16 gradients and moments
+  bool bf16_gradients = false;        ///< as precision.gradients = "bf16"
   bool recompute_norms = false;       ///< as train.recompute_norms
   bool save_mlp_activations = false;  ///< what MLPs' activations gave is kept for backward
 };
@@ -69,9 +69,9 @@ class Ours {
                                          .recompute_norms = options.recompute_norms,
                                          .save_mlp_activations = options.save_mlp_activations});
     for (nn::Param& param : model_->params) {
-      param.narrow_gradient = options.narrow_gradients && param.placement.shape.size() >= 2;
+      param.narrow_gradient = options.bf16_gradients && param.placement.shape.size() >= 2;
       if (param.placement.shape.size() != 2) continue;
-      param.has_master = !options.narrow;  // as PyTorch's, which has all of them in bf16
+      param.has_master = !options.bf16_states;  // as PyTorch's, which has all of them in bf16
       if (param.name.starts_with("layers.")) param.gemm = options.gemm;
     }
     nn::initialise(model_->params, options.precision, 1, device_);
@@ -80,7 +80,7 @@ class Ours {
     config.weight_decay = 0.1;
     config.beta2 = 0.95;
     config.grad_clip_norm = 1;
-    if (options.narrow) config.state_dtype = spec::StateDtype::kBf16;
+    if (options.bf16_states) config.state_dtype = spec::StateDtype::kBf16;
     optimizer_ = optim::make_optimizer(config, model_->params);
     if (options.gemm == spec::GemmPrecision::kFp8Delayed) {
       scales_ = std::make_unique<nn::Fp8History>(model_->params, 16, 0, device_);
@@ -152,7 +152,7 @@ class Ours {
 
 struct PeerOptions {
   std::string python, peers;
-  bool compile = false, narrow = false, fp8 = false;
+  bool compile = false, bf16_states = false, fp8 = false;
   std::string device = "cuda", type = "bf16";
   std::string start;  ///< a file of Ours::write_start; empty: its own numbers, drawn by the same rules
 };
@@ -182,7 +182,7 @@ class Peer {
       words.push_back(fmt::format("--{}={}", name, value));
     }
     if (options.compile) words.push_back("--compile");
-    if (options.narrow) words.push_back("--states=bf16");
+    if (options.bf16_states) words.push_back("--states=bf16");
     if (options.fp8) words.push_back("--gemm=fp8");
     if (!s.tied) words.push_back("--untied");
     if (!options.start.empty()) words.push_back("--start=" + options.start);

@@ -53,7 +53,7 @@ using bench::Times;
 struct Options {
   std::string python, json, profile, peers = TRIREME_BENCH_DIR "/peers";
   std::vector<std::string> models;
-  bool kernels = false, attention = false, shapes = false, eager = true, cuda_graphs = false, narrow = false,
+  bool kernels = false, attention = false, shapes = false, eager = true, cuda_graphs = false, bf16_states = false,
        apart = false, offload = false;
   bool gemm_autotune = true, save_mlp_activations = false, recompute_norms = false;
   std::string same, gradients = "fp32";
@@ -94,10 +94,10 @@ struct Theirs {
 nlohmann::json compare(const Size& size, const Options& options, double rate) {
   nlohmann::json out;
   const double tokens = static_cast<double>(size.batch * size.seq_len);
-  const bool narrow_gradients = options.gradients == "bf16";
+  const bool bf16_gradients = options.gradients == "bf16";
   bench::PeerOptions peer{.python = options.python,
                           .peers = options.peers,
-                          .narrow = options.narrow,
+                          .bf16_states = options.bf16_states,
                           .fp8 = options.gemm != spec::GemmPrecision::kSame};
   Theirs eager, compiled;
   const auto begin = [&](Theirs& side, bool compile) {
@@ -116,8 +116,8 @@ nlohmann::json compare(const Size& size, const Options& options, double rate) {
   auto ours = std::make_unique<Ours>(size, bench::OursOptions{.device = gpu(),
                                                               .gemm = options.gemm,
                                                               .cuda_graphs = options.cuda_graphs,
-                                                              .narrow = options.narrow,
-                                                              .narrow_gradients = narrow_gradients,
+                                                              .bf16_states = options.bf16_states,
+                                                              .bf16_gradients = bf16_gradients,
                                                               .recompute_norms = options.recompute_norms,
                                                               .save_mlp_activations = options.save_mlp_activations});
   ours->run(Theirs::kWarmUp);
@@ -127,7 +127,7 @@ nlohmann::json compare(const Size& size, const Options& options, double rate) {
     begin(eager, false);
     begin(compiled, true);
   }
-  auto limit = std::make_unique<Limit>(size, options.narrow || narrow_gradients ? at::kBFloat16 : at::kFloat);
+  auto limit = std::make_unique<Limit>(size, options.bf16_states || bf16_gradients ? at::kBFloat16 : at::kFloat);
   Times mine, attention;
   for (int round = 0; round < options.rounds; ++round) {
     mine.seconds.push_back(ours->run(options.steps));
@@ -138,11 +138,11 @@ nlohmann::json compare(const Size& size, const Options& options, double rate) {
     attention.seconds.push_back(gpu_seconds([&] { limit->attention(); }, 3, 5));
   }
   const bool has_eager = !eager.times.seconds.empty(), has_compiled = !compiled.times.seconds.empty();
-  const double moved = limit->bytes(ours->parameters(), options.narrow, narrow_gradients), moving = moved / rate;
+  const double moved = limit->bytes(ours->parameters(), options.bf16_states, bf16_gradients), moving = moved / rate;
   const double light = limit->gemm_seconds() + attention.least() + moving;
   const bool bounds = light <= mine.least();
   fmt::print("{}: {} parameters, {}x{}, bf16 with {}, GEMMs: {}; ours: {} gradients{}{}{}\n", size.name,
-             ours->parameters(), size.batch, size.seq_len, options.narrow ? "bf16 states" : "fp32 states",
+             ours->parameters(), size.batch, size.seq_len, options.bf16_states ? "bf16 states" : "fp32 states",
              name_in(spec::enum_names(std::type_identity<spec::GemmPrecision>()), options.gemm), options.gradients,
              options.recompute_norms ? ", norms recomputed" : "",
              options.save_mlp_activations ? ", activations kept" : "",
@@ -211,7 +211,7 @@ bool check_same(const Options& options) {
       Ours ours(size, {.device = on_gpu ? gpu() : at::Device(at::kCPU),
                        .precision = narrow ? nn::Precision::kBf16 : nn::Precision::kFp32,
                        .cuda_graphs = on_gpu && options.cuda_graphs,
-                       .narrow_gradients = narrow && options.gradients == "bf16",
+                       .bf16_gradients = narrow && options.gradients == "bf16",
                        .recompute_norms = options.recompute_norms,
                        .save_mlp_activations = options.save_mlp_activations});
       const std::string start = fmt::format("/tmp/trireme-same-{}.bin", ::getpid());
@@ -262,7 +262,8 @@ int main(int count, char** words) try {
   app.add_flag("--gemm-shapes", options.shapes, "GEMMs of the models' shapes beside the tensor library's");
   app.add_flag("--cuda-graphs", options.cuda_graphs,
                "ours captures forward, backward and update in a CUDA graph; no step is waited for");
-  app.add_flag("!--no-tune", options.gemm_autotune, "GEMMs as cuBLAS sees fit, not timed");
+  app.add_flag("!--no-gemm-autotune", options.gemm_autotune,
+               "GEMMs by the algorithm that cuBLAS would take, not timed");
   app.add_flag("--save-mlp-activations", options.save_mlp_activations,
                "ours saves the output of MLP activations for backward");
   app.add_flag("--recompute-norms", options.recompute_norms, "ours recomputes the output of norms in backward");
@@ -270,7 +271,7 @@ int main(int count, char** words) try {
       .one_of({"fp32", "bf16"})
       .show_default();
   app.add_flag(
-      "--narrow", options.narrow,
+      "--bf16-states", options.bf16_states,
       "bf16 states: no fp32 masters, bf16 gradients and moments (ours rounds stochastically, PyTorch's to nearest)");
   app.add_flag("--apart", options.apart, "one side after the other, where they do not fit the GPU together");
   app.add_flag("--offload", options.offload, "ours with fp32 masters on the host, in place of the comparison")

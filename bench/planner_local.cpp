@@ -38,23 +38,23 @@ struct Case {
 
 constexpr const char* kModels[] = {
     R"(family = "llama"
-vocabulary = 4096
-positions = 256
-width = 384
-layers = 4
-heads = 6
-kv_heads = 6
-head_size = 64
-inner = 1024)",
+vocab_size = 4096
+max_seq_len = 256
+hidden_size = 384
+num_layers = 4
+num_heads = 6
+num_kv_heads = 6
+head_dim = 64
+ffn_size = 1024)",
     R"(family = "gpt2"
-vocabulary = 1024
-positions = 128
-width = 192
-layers = 6
-heads = 6
-kv_heads = 6
-head_size = 32
-inner = 768)",
+vocab_size = 1024
+max_seq_len = 128
+hidden_size = 192
+num_layers = 6
+num_heads = 6
+num_kv_heads = 6
+head_dim = 32
+ffn_size = 768)",
 };
 
 std::vector<Case> cases(int ranks, int steps, const std::string& folder) {
@@ -62,7 +62,7 @@ std::vector<Case> cases(int ranks, int steps, const std::string& folder) {
   const std::string all = fmt::format("{}", ranks);
   const std::vector<std::pair<std::string, std::vector<std::string>>> layouts{
       {"dp " + all, {}},
-      {"dp " + all + ", microbatches of 2", {"train.micro_batch_size=2"}},
+      {"dp " + all + ", micro-batches of 2", {"train.micro_batch_size=2"}},
       {"tp " + all + ", sequence parallel", {"layout.tp=" + all, "layout.sequence_parallel=true"}},
       {"pp " + all + ", 1f1b", {"layout.pp=" + all, "train.micro_batch_size=2"}},
       {"pp " + all + ", gpipe", {"layout.pp=" + all, "pipeline.schedule=gpipe", "train.micro_batch_size=1"}},
@@ -85,7 +85,7 @@ std::vector<Case> cases(int ranks, int steps, const std::string& folder) {
             "\"threads\"\n"
             "[train]\nhash_every = 0\n[checkpoint]\nevery = 1000000\n",
             kModels[model]);
-        out.push_back({fmt::format("{} wide, {}, {}", model == 0 ? 384 : 192, precision, name),
+        out.push_back({fmt::format("hidden size {}, {}, {}", model == 0 ? 384 : 192, precision, name),
                        spec::load_recipe({.text = text, .sets = all_sets}).value, ranks});
       }
     }

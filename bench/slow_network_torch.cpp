@@ -384,7 +384,7 @@ int main(int count, char** words) try {
   app.add_option("--timed-steps", options.timed_steps, "on the emulated network, at most").show_default();
   app.add_option("--num-layers", options.size.num_layers).show_default();
   app.add_option("--hidden-size", options.size.hidden_size).show_default();
-  app.add_option("--sequence", options.size.seq_len, "tokens").show_default();
+  app.add_option("--seq-len", options.size.seq_len, "tokens").show_default();
   app.add_option("--rows", options.rows, "sequences of a step, of all ranks").show_default();
   app.add_option("--threads", options.threads, "of each rank").show_default();
   app.add_option("--mbit", options.mbit, "bandwidth of each rank, Mbit/s").show_default();

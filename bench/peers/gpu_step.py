@@ -2,8 +2,8 @@
 """The peer of bench/gpu_torch: the same training step on the GPU in PyTorch, as a careful user would write it.
 
 Started by the benchmark, which sends "run N" lines and gets one line of JSON for each: the seconds a step of N steps, the last
-loss, peak memory. fp32 weights under bf16 autocast, or bf16 weights, gradients and moments (--states bf16); GEMMs perhaps of 8-bit
-floats with a scale a tensor; fused AdamW, gradients clipped to norm 1. "quit" or the end of input ends it.
+loss, peak memory. fp32 weights under bf16 autocast, or bf16 weights, gradients and moments (--states bf16); with --gemm fp8 FP8
+GEMMs with one scale a tensor; fused AdamW, gradients clipped to norm 1. "quit" or the end of input ends it.
 """
 import argparse
 import json
