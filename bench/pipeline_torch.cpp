@@ -1,12 +1,12 @@
-// bench/pipeline_torch.cpp -- what walking a schedule costs beside its passes, how near a step comes to its replay, and
-// to torch.distributed.pipelining.
+// bench/pipeline_torch.cpp -- what executing a schedule costs beside its passes, how near a step comes to its replay,
+// and to torch.distributed.pipelining.
 //
 //   build/release/bench/pipeline_torch --python python3               all four parts
 //   build/release/bench/pipeline_torch --parts replay --kinds 1f1b,zb-v --svg zb.svg
 //   build/release/bench/pipeline_torch --mpi --python PYTHON         the last, with our ranks as processes, as the
 //   peer's are
 //
-// overhead  walking tables of passes that do nothing: microseconds an instruction
+// overhead  executing tables of passes that do nothing: microseconds an instruction
 // replay    every synchronous kind, a GPT in two stages on two thread ranks of one core each: a step beside its replay
 // network   the same with four ranks whose passes sleep, on an emulated network
 // torch     1F1B beside torch.distributed.pipelining over Gloo, in turns
@@ -22,7 +22,7 @@
 
 #include "bench/arguments.h"
 #include "bench/peer.h"
-#include "bench/pipeline_walks.h"
+#include "bench/pipeline_executions.h"
 #include "bench/times.h"
 #include "bench/wait_asleep.h"
 #include "trireme/cli/start_ranks.h"
@@ -32,8 +32,8 @@
 namespace {
 
 using namespace trireme;
+using bench::Executions;
 using bench::Times;
-using bench::Walks;
 
 struct Options {
   bench::GptSize gpt;
@@ -66,34 +66,35 @@ class Nothing final : public nn::Layer {
 };
 
 void measure_overhead() {
-  fmt::print("walking a table of passes that do nothing (goal: below 10 us)\n{:>24} {:>13} {:>15}\n", "",
+  fmt::print("executing a table of passes that do nothing (goal: below 10 us)\n{:>24} {:>13} {:>15}\n", "",
              "instructions", "us each");
   for (const int ranks : {1, 2}) {
     const auto table = table_of("interleaved", {.ranks = ranks, .micros = 64, .chunks_per_rank = 4});
-    const Walks walks = bench::walk(table, 50, /*keep=*/false, {}, [&](comm::Rank& rank) {
-      bench::Walker walker;
-      walker.stage.model = std::make_unique<models::Model>();
+    const Executions executions = bench::execute(table, 50, /*keep=*/false, {}, [&](comm::Rank& rank) {
+      bench::RankSetup setup;
+      setup.stage.model = std::make_unique<models::Model>();
       for (const int number : schedule::chunks_of(table, rank.rank())) {
-        walker.stage.model->layers.push_back({"nothing", std::make_unique<Nothing>()});
-        walker.stage.chunks.push_back({.number = number, .layers = {walker.stage.model->layers.back().layer.get()}});
+        setup.stage.model->layers.push_back({"nothing", std::make_unique<Nothing>()});
+        setup.stage.chunks.push_back({.number = number, .layers = {setup.stage.model->layers.back().layer.get()}});
       }
-      walker.stage.boundaries = [](int, const pipeline::Micro&) {
+      setup.stage.boundaries = [](int, const pipeline::Micro&) {
         return std::vector<pipeline::BoundaryTensor>{{{1}, at::kFloat}};
       };
-      walker.micro = [input = at::ones({1})](int) { return pipeline::Micro{.inputs = {input}}; };
-      walker.update = [](pipeline::Executor&) {};
-      return walker;
+      setup.micro = [input = at::ones({1})](int) { return pipeline::Micro{.inputs = {input}}; };
+      setup.update = [](pipeline::Executor&) {};
+      return setup;
     });
     fmt::print("{:>24} {:>13} {:>15.2f}\n", ranks == 1 ? "one rank, no messages" : "two ranks, messages",
-               table.ranks[0].size(), 1e6 * Times{walks.steps}.median() / static_cast<double>(table.ranks[0].size()));
+               table.ranks[0].size(),
+               1e6 * Times{executions.steps}.median() / static_cast<double>(table.ranks[0].size()));
   }
 }
 
-using WalkTable = std::function<Walks(const schedule::Schedule& table, bool keep)>;
+using ExecuteTable = std::function<Executions(const schedule::Schedule& table, bool keep)>;
 
 /// A run that calibrates, then one that nobody looks into, in turns: each step of the latter beside what the former
 /// predicts, so that a machine that is slow for a while is slow for both.
-void compare(const Options& options, int ranks, int micros, const WalkTable& walk_table) {
+void compare(const Options& options, int ranks, int micros, const ExecuteTable& execute_table) {
   fmt::print("{:>14} {:>19} {:>9} {:>25} {:>9} {:>10}\n", "kind", "measured, quartiles", "replayed",
              "measured/replay, quartiles", "of ideal", "bubble");
   std::vector<double> medians;
@@ -111,8 +112,8 @@ void compare(const Options& options, int ranks, int micros, const WalkTable& wal
     schedule::Timing drawn;
     for (int round = 0; round < options.rounds; ++round) {
       schedule::Calibration calibration(table);
-      for (const auto& timeline : walk_table(table, /*keep=*/true).timelines) calibration.add(timeline);
-      const Times steps{walk_table(table, /*keep=*/false).steps};
+      for (const auto& timeline : execute_table(table, /*keep=*/true).timelines) calibration.add(timeline);
+      const Times steps{execute_table(table, /*keep=*/false).steps};
       schedule::ReplayOptions predicting = calibration.options();
       predicting.keep_spans = true;
       drawn = schedule::replay(table, predicting);
@@ -129,7 +130,7 @@ void compare(const Options& options, int ranks, int micros, const WalkTable& wal
                100 * of_ideal.median(), 100 * bubbles.median());
     std::fflush(stdout);
     if (options.svg.empty()) continue;
-    const Walks shown = walk_table(table, /*keep=*/true);
+    const Executions shown = execute_table(table, /*keep=*/true);
     std::ofstream(options.svg) << schedule::to_svg(schedule::Comparison{table, shown.timelines.back(), drawn});
   }
   if (medians.empty()) return;
@@ -142,8 +143,8 @@ void measure_against_replay(const Options& options) {
              options.gpt.num_layers, options.gpt.hidden_size, options.gpt.seq_len, options.gpt.micros,
              options.precision);
   compare(options, 2, options.gpt.micros, [&](const schedule::Schedule& table, bool keep) {
-    return bench::walk(table, options.steps, keep, {},
-                       [&](comm::Rank& rank) { return bench::make_gpt(options.gpt, table, rank); });
+    return bench::execute(table, options.steps, keep, {},
+                          [&](comm::Rank& rank) { return bench::make_gpt(options.gpt, table, rank); });
   });
 }
 
@@ -161,8 +162,8 @@ void measure_on_a_network(const Options& options) {
       "1 GB/s: a step in ms\n",
       times.floats * 4 / 1024);
   compare(options, 4, 8, [&](const schedule::Schedule& table, bool keep) {
-    return bench::walk(table, options.steps, keep, network,
-                       [&](comm::Rank& rank) { return bench::make_sleeper(times, table, rank); });
+    return bench::execute(table, options.steps, keep, network,
+                          [&](comm::Rank& rank) { return bench::make_sleeper(times, table, rank); });
   });
 }
 
@@ -196,14 +197,15 @@ void measure_beside_torch(const Options& options) {
     }
     for (int round = 0; round < options.rounds; ++round) {  // in turns, so that both meet the same machine
       bench::wait_asleep(rank.world());
-      const Walks walks = bench::walk_rank(rank, table, options.steps, /*keep=*/false,
-                                           [&](comm::Rank& self) { return bench::make_gpt(gpt, table, self); });
+      const Executions executions =
+          bench::execute_rank(rank, table, options.steps, /*keep=*/false,
+                              [&](comm::Rank& self) { return bench::make_gpt(gpt, table, self); });
       if (!peer) continue;
-      ours.seconds.insert(ours.seconds.end(), walks.steps.begin(), walks.steps.end());
+      ours.seconds.insert(ours.seconds.end(), executions.steps.begin(), executions.steps.end());
       const nlohmann::json answer = peer->ask(fmt::format("run {}", options.steps));
       Times turn;
       for (const double seconds : answer.at("seconds")) turn.seconds.push_back(seconds);
-      ratios.seconds.push_back(turn.median() / Times{walks.steps}.median());
+      ratios.seconds.push_back(turn.median() / Times{executions.steps}.median());
       theirs.seconds.insert(theirs.seconds.end(), turn.seconds.begin(), turn.seconds.end());
     }
     bench::wait_asleep(rank.world());
@@ -226,11 +228,11 @@ void measure_beside_torch(const Options& options) {
 int main(int argc, char** argv) {
   Options options;
   bench::Arguments app(
-      "Walks pipeline schedules on real layers, and sets their steps beside the replay and beside PyTorch.");
+      "Executes pipeline schedules on real layers, and sets their steps beside the replay and beside PyTorch.");
   app.add_option("--num-layers", options.gpt.num_layers, "blocks of the model").show_default();
   app.add_option("--hidden-size", options.gpt.hidden_size, "its width, a multiple of 64").show_default();
   app.add_option("--seq-len", options.gpt.seq_len, "tokens of a micro").show_default();
-  app.add_option("--micros", options.gpt.micros, "micros of a step").show_default();
+  app.add_option("--microbatches", options.gpt.micros, "of a step").show_default();
   app.add_option("--precision", options.precision, "fp32 or bf16").show_default().one_of({"fp32", "bf16"});
   app.add_option("--steps", options.steps, "steps of a turn").show_default();
   app.add_option("--rounds", options.rounds, "turns of each side").show_default();

@@ -35,8 +35,8 @@ SchedulerState cluster(int node_slots, double full, bool gangs) {
         .submitted = id,
         .seconds = 1.0 + static_cast<double>(random.below(1000, index + 3))};
     if (used < full * kSlots) {
-      task.placement = place_gang(task.slots, free, state.nodes);
-      for (const Grant& grant : task.placement) {
+      task.grants = place_gang(task.slots, free, state.nodes);
+      for (const Grant& grant : task.grants) {
         free[static_cast<std::size_t>(grant.node)] -= grant.slots;
         used += grant.slots;
       }

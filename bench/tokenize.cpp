@@ -107,7 +107,7 @@ void compare(const Options& options, const std::string& path, TextTable& table) 
   const auto cell = [&](const Result& result) {
     return fmt::format("{:.1f} ({:.1f}-{:.1f})", rate(result, 0.5), rate(result, 0.75), rate(result, 0.25));
   };
-  table.add({std::filesystem::path(path).stem().string(), std::to_string(tokenizer->vocabulary_size()),
+  table.add({std::filesystem::path(path).stem().string(), std::to_string(tokenizer->vocab_size()),
              fmt::format("{:.2f}", static_cast<double>(file.size()) / static_cast<double>(ours.tokens)), cell(ours),
              peer ? cell(theirs) : "-",
              peer ? fmt::format("{:.1f}x", theirs.quantile(0.5) / ours.quantile(0.5)) : "-"});

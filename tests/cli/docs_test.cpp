@@ -50,6 +50,40 @@ TEST(Docs, EveryCommandAndOptionHasAHelpTextAndStandsOnTheCommandsPage) {
   }
 }
 
+/// What the recipe page says of a section; empty: nothing.
+std::string section_of(const std::string& text, const std::string& name) {
+  for (const std::string& heading : {"## `[" + name + "]`\n", "## `[[" + name + "]]`\n"}) {
+    const std::size_t begin = text.find(heading);
+    if (begin != std::string::npos) return text.substr(begin, text.find("\n## ", begin) - begin);
+  }
+  return "";
+}
+
+/// Keys of the section `name` and of those below it that have no meaning, or do not stand on the recipe page.
+std::vector<std::string> untold_keys(const config::Schema& schema, const std::string& name, const std::string& text) {
+  std::vector<std::string> untold;
+  const std::string section = section_of(text, name), prefix = name.empty() ? "" : name + ".";
+  for (const config::Field& field : schema.fields) {
+    if (trimmed(field.meaning).empty() || section.find("\n- `" + field.name + " = ") == std::string::npos)
+      untold.push_back(prefix + field.name);
+  }
+  for (const config::Part& part : schema.parts) {
+    const auto below = untold_keys(*part.schema, prefix + part.name, text);
+    untold.insert(untold.end(), below.begin(), below.end());
+  }
+  return untold;
+}
+
+TEST(Docs, EveryRecipeKeyHasAMeaningAndStandsOnTheRecipePage) {
+  EXPECT_THAT(untold_keys(spec::recipe_schema(), "", page("recipe.md")), testing::IsEmpty());
+  const config::Schema keys{.fields = {{.name = "told", .meaning = "what it is"},
+                                       {.name = "silent", .meaning = " "},
+                                       {.name = "missing", .meaning = "what it is"}}};
+  EXPECT_THAT(
+      untold_keys(keys, "run", "## `[run]`\n\n- `told = 1`: what it is\n- `silent = 1`: \n## `[x]`\n- `missing = 1`"),
+      testing::ElementsAre("run.silent", "run.missing"));
+}
+
 /// "optim.groups.pattern" leads to a key or a section.
 bool is_key(const std::string& path) {
   const config::Schema* schema = &spec::recipe_schema();

@@ -109,7 +109,7 @@ TEST(BpeTraining, LearnsWhatTheReferenceLearns) {
   WordCounter counter(KnownPattern::kGpt2);
   for (int i = 0; i < 4; ++i) corpus.insert(corpus.end(), texts.begin() + 4, texts.begin() + 15);
   for (const std::string& text : corpus) counter.add(text);
-  const auto made = train_bpe(counter.take(), quiet({.vocabulary = 900, .least_count = 1}));
+  const auto made = train_bpe(counter.take(), quiet({.vocab_size = 900, .least_count = 1}));
   EXPECT_TRUE(tokenizer_json(made) == read_all(tokenizer_fixtures() / "gpt2.json"));
 }
 
@@ -147,7 +147,7 @@ TEST(BpeTraining, CountsAsIfEveryPairWereCountedAnew) {
       if (const char c = "abcdef"[draw() % 6]; word.empty() || word.back() != c) word += c;
     words[word] = 1 + static_cast<std::int64_t>(draw() % 50);
   }
-  const auto made = train_bpe(words, quiet({.vocabulary = 257 + 60, .special_tokens = {"<s>"}}));
+  const auto made = train_bpe(words, quiet({.vocab_size = 257 + 60, .special_tokens = {"<s>"}}));
   std::map<std::string, std::int32_t> numbers(made.vocabulary().begin(), made.vocabulary().end());
   std::vector<std::pair<Ids, std::int64_t>> plain;
   for (const auto& [word, count] : words) {
@@ -164,21 +164,21 @@ TEST(BpeTraining, CountsAsIfEveryPairWereCountedAnew) {
 }
 
 TEST(BpeTraining, StopsWhenPairsAreTooRare) {
-  const auto made = train_bpe({{"abab", 3}, {"xy", 1}}, quiet({.vocabulary = 1000, .least_count = 2}));
+  const auto made = train_bpe({{"abab", 3}, {"xy", 1}}, quiet({.vocab_size = 1000, .least_count = 2}));
   EXPECT_EQ(std::get<BpeDescription>(made.model).merges.size(), 2U);  // ab, abab
   EXPECT_EQ(made.vocabulary().back().first, "abab");
 }
 
 TEST(BpeTraining, PutsABeginOfTextToken) {
   auto options =
-      quiet({.vocabulary = 300, .pattern = KnownPattern::kLlama3, .special_tokens = {"<a>", "<b>"}, .begin = "<b>"});
+      quiet({.vocab_size = 300, .pattern = KnownPattern::kLlama3, .special_tokens = {"<a>", "<b>"}, .begin = "<b>"});
   const Tokenizer tokenizer(train_bpe({{" the", 5}}, options), "made");
   EXPECT_EQ(tokenizer.encode(" the").front(), tokenizer.find("<b>"));
   EXPECT_EQ(tokenizer.encode(" the", {.add_special = false}), Ids{*tokenizer.find("Ġthe")});
 }
 
 TEST(BpeTraining, RefusesWhatCannotBe) {
-  EXPECT_THAT(words_of([] { train_bpe({}, quiet({.vocabulary = 200})); }), ::testing::HasSubstr("ask for 257 or more"));
+  EXPECT_THAT(words_of([] { train_bpe({}, quiet({.vocab_size = 200})); }), ::testing::HasSubstr("ask for 257 or more"));
   EXPECT_THAT(words_of([] {
                 train_bpe({}, quiet({.special_tokens = {"<s>", "<s>"}}));
               }),

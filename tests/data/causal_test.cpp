@@ -240,8 +240,7 @@ TEST_F(Causal, FoldersAndNamedValidationAreRead) {
 
 TEST_F(Causal, ShardsOfTheNamedTokenizerAreTaken) {
   const auto tokenizer = Tokenizer::bytes();
-  ShardWriter writer(folder_ / "a.shard",
-                     {.vocab_size = tokenizer->vocabulary_size(), .tokenizer_hash = tokenizer->hash()});
+  ShardWriter writer(folder_ / "a.shard", {.vocab_size = tokenizer->vocab_size(), .tokenizer_hash = tokenizer->hash()});
   writer.add_document(tokenizer->encode("some text"));
   writer.finish();
   auto recipe = recipe_over({folder_ / "a.shard"}, 4);

@@ -42,7 +42,7 @@ class Slow final : public Samples {
 /// How often a test looks for something that comes at once, 5 ms apart, until it gives up.
 constexpr int kLooks = 4000;
 
-/// Two microbatches a step, of two samples each.
+/// Two micro-batches a step, of two samples each.
 std::vector<std::vector<std::int64_t>> two_micros(std::int64_t step) {
   return {{4 * step, 4 * step + 1}, {4 * step + 2, 4 * step + 3}};
 }
@@ -87,7 +87,7 @@ class Held final : public Samples {
   std::atomic<bool> free = false;
 };
 
-/// One microbatch of one sample a step, whose number three divides.
+/// One micro-batch of one sample a step, whose number three divides.
 std::vector<std::vector<std::int64_t>> every_third(std::int64_t step) { return {{3 * step}}; }
 
 TEST(Prefetch, SaysHowLongItWaited) {

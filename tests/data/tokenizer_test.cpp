@@ -93,7 +93,7 @@ TEST(Tokenizer, SpecialTokensStandForNoBytes) {
   EXPECT_EQ(tokenizer->token_bytes(*end), "");
   EXPECT_EQ(tokenizer->token_bytes(*tokenizer->find("Ġthe")), " the");
   EXPECT_EQ(tokenizer->token_bytes(-1), "");
-  EXPECT_EQ(tokenizer->token_bytes(tokenizer->vocabulary_size()), "");
+  EXPECT_EQ(tokenizer->token_bytes(tokenizer->vocab_size()), "");
   EXPECT_FALSE(tokenizer->find("no such token"));
   EXPECT_EQ(tokenizer->roles().bos, end);
   EXPECT_EQ(tokenizer->roles().eos, end);
@@ -101,7 +101,7 @@ TEST(Tokenizer, SpecialTokensStandForNoBytes) {
 
 TEST(Tokenizer, BytesAreTokensOfThemselves) {
   const auto tokenizer = load_tokenizer("bytes");
-  EXPECT_EQ(tokenizer->vocabulary_size(), 257);
+  EXPECT_EQ(tokenizer->vocab_size(), 257);
   EXPECT_EQ(tokenizer->encode("a\xFF\n"), (Ids{'a', 255, '\n'}));
   EXPECT_EQ(tokenizer->decode(Ids{'a', 256, 0xC3, 0xA9}), "aé");
   EXPECT_EQ(tokenizer->roles().eos, 256);

@@ -53,7 +53,7 @@ class Sequential {
     for (double& number : mean) number /= replicas;
     each([&](Payload& params) { params = mean; });
   }
-  static void update(Held& held, std::map<int, Payload> by_position, const UpdateRule& rule) {
+  static void update(Held& held, std::map<int, Payload> by_position, const NodeUpdates& rule) {
     for (auto& [position, gradient] : by_position) held.waiting.push_back(std::move(gradient));
     if (static_cast<int>(held.waiting.size()) < rule.min_update_frequency) return;
     Payload sum(held.params.size(), 0.0);
@@ -270,7 +270,7 @@ TEST(AmpNet, EveryForwardHasOneBackwardAndQueuesAreBounded) {
   for (const std::uint64_t seed : {1, 2, 3, 4}) {
     const auto task = make_mixed_task(make_list_reduction(10, seed), make_trees(10, seed), {.hidden = 4, .seed = seed});
     const RunOptions options{.instances = in_order(20), .max_active_keys = 6};
-    const RunResult result = run_seeded(task->graph, task->source, options, seed);
+    const DataflowResult result = run_seeded(task->graph, task->source, options, seed);
     EXPECT_EQ(task->graph.open_keys(), 0);
     EXPECT_EQ(result.messages, 2 * task->graph.forwards() - 20) << "but for losses, which turn round themselves";
     EXPECT_LE(result.longest_queue, 6 * 4 * 15) << "instances in flight x messages of the longest";

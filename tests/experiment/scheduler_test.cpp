@@ -72,14 +72,14 @@ TEST(Scheduler, AGangWaitsForAllItsSlots) {
   const SchedulerState state{
       .nodes = {4},
       .weights = {1},
-      .tasks = {{.id = 1, .slots = 2, .seconds = 10, .placement = {{0, 2}}}, {.id = 2, .slots = 4, .submitted = 1}}};
+      .tasks = {{.id = 1, .slots = 2, .seconds = 10, .grants = {{0, 2}}}, {.id = 2, .slots = 4, .submitted = 1}}};
   EXPECT_THAT(decide(state).start, IsEmpty());
 }
 
 TEST(Scheduler, BackfillsOnlyWhatLeavesTheHeadAlone) {
   SchedulerState state{.nodes = {4},
                        .weights = {1},
-                       .tasks = {{.id = 1, .slots = 2, .seconds = 10, .placement = {{0, 2}}},
+                       .tasks = {{.id = 1, .slots = 2, .seconds = 10, .grants = {{0, 2}}},
                                  {.id = 2, .slots = 4, .submitted = 1, .seconds = 5},
                                  {.id = 3, .slots = 1, .submitted = 2, .seconds = 11},
                                  {.id = 4, .slots = 1, .submitted = 3, .seconds = 10}}};
@@ -93,7 +93,7 @@ TEST(Scheduler, BackfillsOnlyWhatLeavesTheHeadAlone) {
 TEST(Scheduler, WithoutKnownTimesOnlySpareSlotsAreBackfilled) {
   const SchedulerState state{.nodes = {4},
                              .weights = {1},
-                             .tasks = {{.id = 1, .slots = 2, .placement = {{0, 2}}},
+                             .tasks = {{.id = 1, .slots = 2, .grants = {{0, 2}}},
                                        {.id = 2, .slots = 3, .submitted = 1},
                                        {.id = 3, .submitted = 2, .seconds = 1},
                                        {.id = 4, .submitted = 3, .seconds = 1}}};
@@ -103,9 +103,9 @@ TEST(Scheduler, WithoutKnownTimesOnlySpareSlotsAreBackfilled) {
 TEST(Scheduler, AHigherPriorityTakesSlotsFromTheNewestOfTheLowest) {
   const SchedulerState state{.nodes = {3},
                              .weights = {1},
-                             .tasks = {{.id = 1, .submitted = 1, .placement = {{0, 1}}},
-                                       {.id = 2, .submitted = 2, .placement = {{0, 1}}},
-                                       {.id = 3, .priority = 2, .submitted = 0, .placement = {{0, 1}}},
+                             .tasks = {{.id = 1, .submitted = 1, .grants = {{0, 1}}},
+                                       {.id = 2, .submitted = 2, .grants = {{0, 1}}},
+                                       {.id = 3, .priority = 2, .submitted = 0, .grants = {{0, 1}}},
                                        {.id = 4, .priority = 1, .submitted = 9}}};
   EXPECT_THAT(decide(state).preempt, ElementsAre(2));
 }
@@ -113,29 +113,28 @@ TEST(Scheduler, AHigherPriorityTakesSlotsFromTheNewestOfTheLowest) {
 TEST(Scheduler, DoesNotPreemptWhatWouldNotHelp) {
   const SchedulerState state{.nodes = {2},
                              .weights = {1},
-                             .tasks = {{.id = 1, .priority = 5, .placement = {{0, 1}}},
-                                       {.id = 2, .priority = 0, .placement = {{0, 1}}},
+                             .tasks = {{.id = 1, .priority = 5, .grants = {{0, 1}}},
+                                       {.id = 2, .priority = 0, .grants = {{0, 1}}},
                                        {.id = 3, .slots = 2, .priority = 1}}};
   EXPECT_THAT(decide(state).preempt, IsEmpty());
 }
 
 TEST(Scheduler, AsksNobodyTwiceToStop) {
-  const SchedulerState state{.nodes = {1},
-                             .weights = {1},
-                             .tasks = {{.id = 1, .placement = {{0, 1}}, .ending = true}, {.id = 2, .priority = 1}}};
+  const SchedulerState state{
+      .nodes = {1}, .weights = {1}, .tasks = {{.id = 1, .grants = {{0, 1}}, .ending = true}, {.id = 2, .priority = 1}}};
   EXPECT_EQ(decide(state), Decision{});
 }
 
 TEST(Scheduler, AnExperimentBelowItsShareGetsSlotsOfOneAboveAndThenAllStay) {
   SchedulerState state{.nodes = {4}, .weights = {1, 1}};
   for (int i = 0; i < 4; ++i) {
-    state.tasks.push_back({.id = i, .experiment = 0, .submitted = i, .placement = {{0, 1}}});
+    state.tasks.push_back({.id = i, .experiment = 0, .submitted = i, .grants = {{0, 1}}});
   }
   state.tasks.push_back({.id = 10, .experiment = 1, .submitted = 10});
   EXPECT_THAT(decide(state).preempt, ElementsAre(3));
   // Carried out, with the other one queued again: nothing more happens.
-  state.tasks[3].placement.clear();
-  state.tasks[4].placement = {{0, 1}};
+  state.tasks[3].grants.clear();
+  state.tasks[4].grants = {{0, 1}};
   EXPECT_EQ(decide(state), Decision{});
 }
 
@@ -171,12 +170,12 @@ class Simulation {
       check(decision);
       for (const Decision::Start& start : decision.start) {
         Task& task = find(start.task);
-        task.placement = start.placement;
+        task.grants = start.grants;
         ends[task.id] = now + task.seconds;
       }
       // Who is asked to stop saves, goes back into the queue and has as much left to do.
       for (const int id : decision.preempt) {
-        find(id).placement.clear();
+        find(id).grants.clear();
         ends.erase(id);
       }
       if (ends.empty()) continue;
@@ -184,7 +183,7 @@ class Simulation {
       const double step = first->second - now;
       now = first->second;
       for (Task& task : state_.tasks) {
-        if (!task.placement.empty()) task.seconds -= step;
+        if (!task.grants.empty()) task.seconds -= step;
       }
       std::erase_if(state_.tasks, [&](const Task& task) { return task.id == first->first; });
       ends.erase(first);
@@ -209,14 +208,14 @@ class Simulation {
   void check(const Decision& decision) {
     std::vector<int> free = state_.nodes;
     for (const Task& task : state_.tasks) {
-      for (const Grant& grant : task.placement) free[static_cast<std::size_t>(grant.node)] -= grant.slots;
+      for (const Grant& grant : task.grants) free[static_cast<std::size_t>(grant.node)] -= grant.slots;
     }
     std::set<int> started;
     for (const Decision::Start& start : decision.start) {
       ASSERT_TRUE(started.insert(start.task).second);
-      ASSERT_TRUE(find(start.task).placement.empty());
+      ASSERT_TRUE(find(start.task).grants.empty());
       int slots = 0;
-      for (const Grant& grant : start.placement) {
+      for (const Grant& grant : start.grants) {
         slots += grant.slots;
         free[static_cast<std::size_t>(grant.node)] -= grant.slots;
       }
@@ -225,11 +224,10 @@ class Simulation {
     for (const int left : free) ASSERT_GE(left, 0) << "a slot is granted twice";
     // Work-conserving: with nobody reserved, whatever still fits was started.
     const bool someone_waits = std::ranges::any_of(
-        state_.tasks, [&](const Task& task) { return task.placement.empty() && !started.contains(task.id); });
+        state_.tasks, [&](const Task& task) { return task.grants.empty() && !started.contains(task.id); });
     if (someone_waits) {
       ASSERT_TRUE(std::ranges::any_of(state_.tasks, [&](const Task& task) {
-        return task.placement.empty() && !started.contains(task.id) &&
-               place_gang(task.slots, free, state_.nodes).empty();
+        return task.grants.empty() && !started.contains(task.id) && place_gang(task.slots, free, state_.nodes).empty();
       })) << "slots lie idle although every task that waits would fit";
     }
     check_head(decision);
@@ -242,29 +240,29 @@ class Simulation {
   }
   double earliest(const Decision& decision, bool backfilled) {
     std::vector<int> free = state_.nodes;
-    std::multimap<double, Placement> ends;
-    const auto hold = [&](const Placement& placement, double until) {
-      for (const Grant& grant : placement) free[static_cast<std::size_t>(grant.node)] -= grant.slots;
-      ends.emplace(until, placement);
+    std::multimap<double, Grants> ends;
+    const auto hold = [&](const Grants& grants, double until) {
+      for (const Grant& grant : grants) free[static_cast<std::size_t>(grant.node)] -= grant.slots;
+      ends.emplace(until, grants);
     };
     std::set<int> running;
     for (const Task& task : state_.tasks) {
-      if (task.placement.empty()) continue;
+      if (task.grants.empty()) continue;
       const bool stops = std::ranges::find(decision.preempt, task.id) != decision.preempt.end();
-      hold(task.placement, stops ? 0 : task.seconds);
+      hold(task.grants, stops ? 0 : task.seconds);
       running.insert(task.id);
     }
     for (const Decision::Start& start : decision.start) {
       if (start.backfilled) running.insert(start.task);
       if (start.backfilled && !backfilled) continue;
-      hold(start.placement, find(start.task).seconds);
+      hold(start.grants, find(start.task).seconds);
       running.insert(start.task);
     }
     const Task* head = head_of(running);
     if (head == nullptr) return 0;
     if (!place_gang(head->slots, free, state_.nodes).empty()) return 0;
-    for (const auto& [at, placement] : ends) {
-      for (const Grant& grant : placement) free[static_cast<std::size_t>(grant.node)] += grant.slots;
+    for (const auto& [at, grants] : ends) {
+      for (const Grant& grant : grants) free[static_cast<std::size_t>(grant.node)] += grant.slots;
       if (!place_gang(head->slots, free, state_.nodes).empty()) return at;
     }
     return kUnknownTime;

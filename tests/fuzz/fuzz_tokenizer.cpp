@@ -23,7 +23,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     const Tokenizer tokenizer(std::move(description), "t");
     const auto ids = tokenizer.encode("The <s> caf\u00e9 isn't e\u0301 12345\n\n  \U0001F600\u2581<unk>!");
     for (const std::int32_t id : ids)
-      fuzz::require(id >= 0 && id < tokenizer.vocabulary_size(), "tokens are in the vocabulary");
+      fuzz::require(id >= 0 && id < tokenizer.vocab_size(), "tokens are in the vocabulary");
     fuzz::require(first_invalid_utf8(tokenizer.decode(ids)) == std::string::npos, "decoding gives UTF-8");
     StreamDecoder stream(tokenizer);
     for (const std::int32_t id : ids) stream.push(id);

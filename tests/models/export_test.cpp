@@ -19,7 +19,10 @@ using testing::HasSubstr;
 class Export : public OwnFolder {};
 
 TEST_F(Export, OfAnUntouchedModelIsTheSameBytes) {
-  for (const std::string& name : all_fixtures()) {
+  std::vector<std::string> names = all_fixtures();
+  names.insert(names.end(), kMixtureFixtures.begin(), kMixtureFixtures.end());
+  names.insert(names.end(), kT5Fixtures.begin(), kT5Fixtures.end());
+  for (const std::string& name : names) {
     SCOPED_TRACE(name);
     const formats::HfDirectory source(fixture(name));
     const auto model = load_published(source, {});

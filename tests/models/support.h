@@ -12,6 +12,7 @@
 #include <ATen/ops/sub.h>
 #include <ATen/ops/sum.h>
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -40,6 +41,9 @@ inline const testing::Environment* const kOneThread = testing::AddGlobalTestEnvi
 inline const std::vector<std::string> kCausalFixtures = {
     "gpt2",       "gpt2_bare", "gpt2_untied", "llama",      "llama_biased_tied", "llama_llama3", "llama_linear",
     "llama_yarn", "mistral",   "qwen2",       "qwen2_tied", "qwen2_window",      "qwen3"};
+inline const std::vector<std::string> kMixtureFixtures{"mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v3"};
+inline const std::vector<std::string> kT5Fixtures{"t5", "t5_gated", "switch"};
+/// Those without experts and of one chain.
 inline std::vector<std::string> all_fixtures() {
   auto names = kCausalFixtures;
   names.push_back("bert");
@@ -119,6 +123,22 @@ inline double train_once(Model& model, const nn::Tensors& ids, nn::Context& cont
 
 inline double largest(const at::Tensor& a, const at::Tensor& b) {
   return (a.to(at::kDouble) - b.to(at::kDouble)).abs().max().item<double>();
+}
+
+/// Every parameter's gradient is the reference's, and there are no others.
+inline void expect_published_gradients(Model& model, const std::string& name, const Expected& expected) {
+  const formats::HfDirectory directory(fixture(name));
+  const auto known = [&](std::string_view tensor) { return directory.find(tensor) != nullptr; };
+  std::vector<std::string> names;
+  for (const PublishedTensor& tensor : published_tensors(model, known)) {
+    if (tensor.optional) continue;
+    names.push_back(tensor.name);
+    const at::Tensor ours = published_view(tensor, tensor.param->gradient),
+                     theirs = expected["gradient." + tensor.name];
+    ASSERT_EQ(ours.sizes(), theirs.sizes()) << tensor.name;
+    EXPECT_LE((ours - theirs).norm().item<double>(), 5e-5 * theirs.norm().item<double>() + 1e-6) << tensor.name;
+  }
+  EXPECT_THAT(expected.below("grad_norm."), testing::UnorderedElementsAreArray(names));
 }
 
 /// A small model of a family, every feature of it kept.

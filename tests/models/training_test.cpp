@@ -1,4 +1,4 @@
-// Whole models in training: recomputation, dropout, microbatches, precision, and a loss that falls.
+// Whole models in training: recomputation, dropout, micro-batches, precision, and a loss that falls.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 

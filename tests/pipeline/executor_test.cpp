@@ -88,7 +88,7 @@ TEST(Executor, ReplicasOfPipelinesEqualTheSerialRun) {
   }
 }
 
-TEST(Executor, OneRankWalksATableToo) {
+TEST(Executor, OneRankExecutesATableToo) {
   const Problem problem = small_problem(Family::kGpt2, 3, 4);
   expect_equal(train_serially(problem), train_as_pipeline(problem, {.table = one_f_one_b(1, 4), .ranks = 1}), 1e-12);
 }

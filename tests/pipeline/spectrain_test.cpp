@@ -92,7 +92,7 @@ Distances train_and_compare(int ranks, int steps) {
           distances.stale[ahead] += (stale - truth).square().sum().item<double>();
         }
         if (rank.rank() != 0) return;
-        for (const StepSums& step : report.steps) distances.losses.push_back(nn::sum_of(step.losses));
+        for (const PassSums& step : report.steps) distances.losses.push_back(nn::sum_of(step.losses));
       },
       quiet());
   return distances;

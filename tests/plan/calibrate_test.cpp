@@ -40,7 +40,7 @@ TEST(Calibrate, FindsConstantsThatPredictWhatWasMeasured) {
     }
   }
   cost::Hardware found = cost::load_hardware("local");
-  const Calibration calibration = calibrate(found, gemms, steps);
+  const FittedEfficiency calibration = calibrate(found, gemms, steps);
   EXPECT_LT(calibration.steps_error, 0.02);
   found.device.efficiency = calibration.efficiency;
   for (const MeasuredStep& one : others)

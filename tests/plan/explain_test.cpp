@@ -20,7 +20,7 @@ TEST(Explain, GivesForEveryValueTheBestThatASearchWouldFind) {
   const cost::Hardware hardware = cost::load_hardware("dgx-h100");
   const SearchResult found = search(hardware, llama8b(), 16, {.top = 1, .replay = false, .decisions = true});
   ASSERT_FALSE(found.best.empty());
-  for (const Decision& decision : found.decisions) {
+  for (const DegreeChoice& decision : found.decisions) {
     if (decision.name != "tp") continue;
     for (const Alternative& one : decision.alternatives) {
       const SearchResult given =
@@ -49,7 +49,7 @@ TEST(Explain, AgreesWithTheTableOfTheBest) {
     }
   };
   for (const Estimate& one : found.pareto) told(one);
-  for (const Decision& decision : found.decisions) {
+  for (const DegreeChoice& decision : found.decisions) {
     for (const Alternative& one : decision.alternatives) {
       if (!one.fits) continue;
       told(one.best);

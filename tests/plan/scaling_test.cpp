@@ -15,7 +15,7 @@ TEST(Chinchilla, SplitsBudgetsAsItsClosedFormDoes) {
   const LossLaw& law = loss_laws().front();
   for (const Row& row : {Row{1e18, 8.0582e7, 2.0683e9, 3.5353}, Row{1e21, 1.8242e9, 9.1363e10, 2.3289},
                          Row{5.76e23, 3.2190e10, 2.9823e12, 1.9307}, Row{3.8e25, 2.1348e11, 2.9667e13, 1.8165}}) {
-    const Allocation best = law.best(row.flops);
+    const ComputeOptimal best = law.best(row.flops);
     EXPECT_NEAR(best.parameters, row.parameters, 1e-4 * row.parameters);
     EXPECT_NEAR(best.tokens, row.tokens, 1e-4 * row.tokens);
     EXPECT_NEAR(best.loss, row.loss, 1e-4);
@@ -26,7 +26,7 @@ TEST(Chinchilla, SplitsBudgetsAsItsClosedFormDoes) {
 TEST(Chinchilla, NoOtherSplitIsBetter) {
   for (const LossLaw& law : loss_laws()) {
     for (const double flops : {1e19, 1e22, 1e25}) {
-      const Allocation best = law.best(flops);
+      const ComputeOptimal best = law.best(flops);
       for (const double factor : {0.5, 0.9, 0.99, 1.01, 1.1, 2.0})
         EXPECT_GT(law.with_parameters(flops, best.parameters * factor).loss, best.loss);
     }
@@ -34,7 +34,7 @@ TEST(Chinchilla, NoOtherSplitIsBetter) {
 }
 
 TEST(Chinchilla, FittedAgainTakesTwentyTokensForEachParameter) {
-  const Allocation best = loss_laws()[1].best(5.76e23);
+  const ComputeOptimal best = loss_laws()[1].best(5.76e23);
   EXPECT_NEAR(best.tokens / best.parameters, 20, 6);
 }
 

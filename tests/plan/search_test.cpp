@@ -184,7 +184,7 @@ TEST(Search, ProposesZeroBubbleUnevenStagesGroupsAndOffload) {
   Job job = small(256);
   const SearchResult found = search(hardware, job, 64, {.replay = false, .decisions = true});
   for (const char* name : {"schedule", "stages", "zero group", "sequence parallel", "offload"}) {
-    const auto decision = std::ranges::find(found.decisions, name, &Decision::name);
+    const auto decision = std::ranges::find(found.decisions, name, &DegreeChoice::name);
     ASSERT_NE(decision, found.decisions.end()) << name;
     EXPECT_GT(decision->alternatives.size(), 1) << name;
   }
@@ -201,7 +201,7 @@ TEST(Search, EveryProposalIsARecipeThatCanRun) {
   const SearchResult found = search(hardware, job, 16, {.top = 30, .decisions = true});
   std::vector<Estimate> all = found.best;
   all.insert(all.end(), found.pareto.begin(), found.pareto.end());
-  for (const Decision& decision : found.decisions) {
+  for (const DegreeChoice& decision : found.decisions) {
     for (const Alternative& one : decision.alternatives) {
       if (one.fits) all.push_back(one.best);
     }

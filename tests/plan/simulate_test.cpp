@@ -88,7 +88,7 @@ TEST(SimulatedStep, TraceHoldsEveryPassOfTheCopies) {
     last = std::max(last, event.at("ts").get<double>() + event.at("dur").get<double>());
   }
   const std::size_t copies = one.slowest == 0 ? 1 : 2;
-  EXPECT_EQ(passes, copies * 4 * 2 * 32 * 2);  // stages, chunks, microbatches, directions
+  EXPECT_EQ(passes, copies * 4 * 2 * 32 * 2);  // stages, chunks, micro-batches, directions
   EXPECT_NEAR(last / 1e6, one.seconds, 1e-4);
 }
 

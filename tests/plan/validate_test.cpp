@@ -34,7 +34,7 @@ TEST(Validation, SourcesPredictEachOther) {
 }
 
 TEST(Summary, IsTheMedianAndCountsWhatIsFar) {
-  std::vector<Prediction> predictions(4);
+  std::vector<PublishedPrediction> predictions(4);
   for (std::size_t index = 0; index < 4; ++index) {
     predictions[index].counted = index != 3;
     predictions[index].measured = 100;

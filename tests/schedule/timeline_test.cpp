@@ -1,4 +1,4 @@
-// Measured walks: what a calibration makes of them, and the picture of both.
+// Measured executions: what a calibration makes of them, and the picture of both.
 #include "trireme/schedule/timeline.h"
 
 #include <gmock/gmock.h>
@@ -16,9 +16,9 @@ Schedule small_table(std::string_view kind = "1f1b", int ranks = 2, int chunks =
   return complete(build(kind, {.ranks = ranks, .micros = 4, .chunks_per_rank = chunks}));
 }
 
-/// A machine whose passes take what it likes, whose messages take `link`, and whose updates begin together: walked
+/// A machine whose passes take what it likes, whose messages take `link`, and whose updates begin together: executed
 /// instruction by instruction, without the replay.
-Timeline walk(const Schedule& table, double link, double noise = 0) {
+Timeline executed(const Schedule& table, double link, double noise = 0) {
   const Wiring wiring = wire(table);
   std::vector<std::vector<double>> arrivals(wiring.channels.size());
   Timeline timeline{.ranks = std::vector<std::vector<Span>>(table.ranks.size())};
@@ -46,7 +46,7 @@ Timeline walk(const Schedule& table, double link, double noise = 0) {
           if (!together) break;
           now[rank] = last + 2;
         } else if (is_wait(it.op)) {
-          const Message& message = wiring.messages[rank][i];
+          const TransferId& message = wiring.messages[rank][i];
           const auto& channel = arrivals[static_cast<std::size_t>(message.channel)];
           if (channel.size() <= static_cast<std::size_t>(message.sequence)) break;
           now[rank] = std::max(now[rank], channel[static_cast<std::size_t>(message.sequence)]);
@@ -65,11 +65,11 @@ Timeline walk(const Schedule& table, double link, double noise = 0) {
   return timeline;
 }
 
-TEST(Calibration, PredictsAWalkFromOthers) {
+TEST(Calibration, PredictsAnExecutionFromOthers) {
   for (const char* kind : {"gpipe", "1f1b", "zb-h1", "interleaved"}) {
     for (const double link : {0.0, 0.3}) {
       const Schedule table = small_table(kind, 3, std::string(kind) == "interleaved" ? 2 : 1);
-      const Timeline measured = walk(table, link, 0.01);
+      const Timeline measured = executed(table, link, 0.01);
       Calibration calibration(table);
       for (int i = 0; i < 3; ++i) calibration.add(measured);
       EXPECT_NEAR(replay(table, calibration.options()).makespan, measured.seconds(), 0.02 * measured.seconds())
@@ -84,7 +84,7 @@ TEST(Calibration, PredictsAWalkFromOthers) {
 
 TEST(Calibration, LeavesOutRareDelays) {
   const Schedule table = small_table();
-  const Timeline fine = walk(table, 0.1);
+  const Timeline fine = executed(table, 0.1);
   Timeline disturbed = fine;
   for (auto& spans : disturbed.ranks) {
     for (Span& span : spans) span.start += 50, span.end += 50;
@@ -111,21 +111,21 @@ TEST(Replay, UpdatesCanWaitForAllRanks) {
 
 TEST(MeasuredTable, SurvivesItsFile) {
   const Schedule table = small_table("interleaved", 2, 2);
-  const MeasuredTable measured{table, {walk(table, 0.2), walk(table, 0.3)}};
+  const MeasuredTable measured{table, {executed(table, 0.2), executed(table, 0.3)}};
   const MeasuredTable again = read_measured(to_json(measured));
   EXPECT_EQ(again.schedule, table);
-  ASSERT_EQ(again.walks.size(), 2U);
-  EXPECT_EQ(again.walks[1].seconds(), measured.walks[1].seconds());
+  ASSERT_EQ(again.executions.size(), 2U);
+  EXPECT_EQ(again.executions[1].seconds(), measured.executions[1].seconds());
   EXPECT_THROW(read_measured("{}"), ConfigError);
   EXPECT_THROW(read_measured("{\"schedule\": 3"), ConfigError);
-  MeasuredTable short_walk = measured;
-  short_walk.walks[0].ranks[1].pop_back();
-  EXPECT_THROW(read_measured(to_json(short_walk)), ConfigError);
+  MeasuredTable short_file = measured;
+  short_file.executions[0].ranks[1].pop_back();
+  EXPECT_THROW(read_measured(to_json(short_file)), ConfigError);
 }
 
 TEST(Comparison, ShowsMeasuredAboveReplayedOnOneScale) {
   const Schedule table = small_table();
-  const Timeline measured = walk(table, 0.2);
+  const Timeline measured = executed(table, 0.2);
   Calibration calibration(table);
   calibration.add(measured);
   ReplayOptions options = calibration.options();

@@ -8,6 +8,7 @@
 
 #include "nets.h"
 #include "outcome.h"
+#include "tests/plan/graph/p100_nodes.h"
 #include "trireme/base/error.h"
 #include "trireme/comm/rank.h"
 #include "trireme/plan/graph/backward.h"
@@ -64,22 +65,9 @@ TEST(Executor, RandomStrategiesEqualTheWholeGraphAndExchangeWhatWasListed) {
   EXPECT_TRUE(any_halo);
 }
 
-/// A cluster on which sending is cheap beside computing, so that searches split what they can.
-cost::Hardware fast_links() {
-  cost::Hardware hardware;
-  hardware.device.name = "P100";
-  hardware.device.fp32_tflops = 9.3;
-  hardware.device.memory_gib = 16;
-  hardware.device.memory_gb_per_s = 732;
-  hardware.cluster.gpus_per_node = 4;
-  hardware.cluster.link = {.kind = "nvlink", .gb_per_s = 15};
-  hardware.cluster.network = {.kind = "infiniband", .gb_per_s = 12};
-  return hardware;
-}
-
 TEST(Executor, StrategiesThatSearchesFindForPublishedModelsRunOnTheirSmallSiblings) {
   bool any_halo = false;
-  const pg::Pricing pricing(fast_links(), pg::factored_mesh(4));
+  const pg::Pricing pricing(pg::p100_nodes(), pg::factored_mesh(4));
   struct Wanted {
     std::string name, method;
     pg::Index batch;  // so few samples that data parallelism is not all there is

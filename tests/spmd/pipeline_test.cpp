@@ -14,6 +14,7 @@
 #include <mutex>
 
 #include "nets.h"
+#include "tests/plan/graph/p100_nodes.h"
 #include "trireme/base/error.h"
 #include "trireme/base/random.h"
 #include "trireme/comm/rank.h"
@@ -167,12 +168,7 @@ TEST(PipelineExecutor, RandomStagesEqualTheWholeGraphAndSendWhatWasListed) {
 
 /// A cluster with links so slow and memory so small that stages pay.
 cost::Hardware slow_links() {
-  cost::Hardware hardware;
-  hardware.device.name = "P100";
-  hardware.device.fp32_tflops = 9.3;
-  hardware.device.memory_gib = 16;
-  hardware.device.memory_gb_per_s = 732;
-  hardware.cluster.gpus_per_node = 4;
+  cost::Hardware hardware = pg::p100_nodes();
   hardware.cluster.link = {.kind = "pcie", .gb_per_s = 2};
   hardware.cluster.network = {.kind = "ethernet", .gb_per_s = 1};
   return hardware;

@@ -184,9 +184,9 @@ TEST(Experts, PairsInPartsEqualOneRank) {
   recipe.pipeline.schedule = "dualpipe";
   with_trainers(recipe, 4, [&](Trainer& trainer, comm::Rank& rank) {
     trainer.step();
-    const std::string walked = trainer.engine().timeline();
+    const std::string executed = trainer.engine().timeline();
     if (rank.rank() != 0) return;
-    for (const char* part : {"\"FA", "\"BA", "\"D", "\"E", "\"C"}) EXPECT_THAT(walked, testing::HasSubstr(part));
+    for (const char* part : {"\"FA", "\"BA", "\"D", "\"E", "\"C"}) EXPECT_THAT(executed, testing::HasSubstr(part));
   });
 }
 

@@ -68,7 +68,7 @@ Drawn draw(std::uint64_t seed) {
     if (drawn.asynchronous) {
       recipe.pipeline.drain_every = 1;
       layout.zero = 0, layout.offload = spec::OffloadKind::kNone;
-      // These update after each microbatch, which is then a step's rows.
+      // These update after each micro-batch, which is then a step's rows.
       if (kind.name != "pipedream-2bw" && kind.name != "xpipe") recipe.train.micro_batch_size.reset();
     }
   }

@@ -17,7 +17,7 @@ spec::Recipe step_plan_recipe(std::int64_t batch) {
   return recipe;
 }
 
-/// Whatever the number of ranks and microbatches, a step is the same samples in the same order.
+/// Whatever the number of ranks and micro-batches, a step is the same samples in the same order.
 TEST(StepPlan, CutsTheSameSamplesForAnyRanks) {
   const spec::Recipe recipe = step_plan_recipe(7 * 16);
   for (const int ranks : {1, 2, 3, 7, 9}) {
@@ -39,7 +39,7 @@ TEST(StepPlan, CutsTheSameSamplesForAnyRanks) {
         }
         std::vector<std::int64_t> expected(7);
         std::iota(expected.begin(), expected.end(), 7 * step);
-        EXPECT_EQ(all, expected) << ranks << " ranks, microbatches of " << micro_batch_size;
+        EXPECT_EQ(all, expected) << ranks << " ranks, micro-batches of " << micro_batch_size;
         position = after;
       }
     }

@@ -59,7 +59,7 @@ int run_ampnet_command(const AmpNetOptions& given, Context& context) {
     for (std::size_t i = 0; i < count; ++i) run.instances.push_back(static_cast<int>(order.at(i)));
     task->loss->clear();
     double seconds = 0, busiest = -1;
-    dataflow::RunResult ran;
+    dataflow::DataflowResult ran;
     const auto begin = std::chrono::steady_clock::now();
     if (options.backend == "virtual") {
       const auto result = dataflow::run_virtual(task->graph, task->source, run, times);

@@ -64,15 +64,15 @@ struct Measured {
 };
 
 /// Shapes as training has them: many rows with square and wide weights, few rows, weight gradients.
-constexpr std::array<std::array<int, 3>, 9> kProducts{{{1024, 1024, 1024},
-                                                       {2048, 768, 768},
-                                                       {1024, 1024, 256},
-                                                       {1024, 256, 1024},
-                                                       {512, 512, 512},
-                                                       {2048, 256, 256},
-                                                       {256, 256, 2048},
-                                                       {512, 128, 128},
-                                                       {128, 128, 128}}};
+constexpr std::array<std::array<int, 3>, 9> kGemmShapes{{{1024, 1024, 1024},
+                                                         {2048, 768, 768},
+                                                         {1024, 1024, 256},
+                                                         {1024, 256, 1024},
+                                                         {512, 512, 512},
+                                                         {2048, 256, 256},
+                                                         {256, 256, 2048},
+                                                         {512, 128, 128},
+                                                         {128, 128, 128}}};
 
 const device::Runtime& runtime() {
   const LoadedRuntime loaded = load_runtime();
@@ -124,7 +124,7 @@ void measure_rank(const HardwareOptions& options, int threads, comm::Rank& rank,
   const bool speaks = rank.rank() == 0;
   for (const auto& [type, arithmetic] :
        {std::pair{device::kGemmF32, cost::Arithmetic::kFp32}, {device::kGemmBf16, cost::Arithmetic::kBf16}}) {
-    for (const auto& [rows, columns, inner] : kProducts) {
+    for (const auto& [rows, columns, inner] : kGemmShapes) {
       rank.world().barrier().wait();
       const double seconds = mean_over(rank, library.gemm_seconds(rows, columns, inner, type, options.seconds));
       if (!std::isfinite(seconds))
@@ -314,7 +314,8 @@ void write_files(const HardwareOptions& options, const cost::Hardware& hardware,
   write_text_file(path, head + reductions + "\n" + config::to_toml(hardware.cluster));
 }
 
-ordered_json to_json(const cost::Hardware& hardware, const Measured& measured, const plan::Calibration& calibration) {
+ordered_json to_json(const cost::Hardware& hardware, const Measured& measured,
+                     const plan::FittedEfficiency& calibration) {
   const cost::Efficiency& efficiency = calibration.efficiency;
   ordered_json out{{"ranks", hardware.cluster.gpus},
                    {"fp32_tflops", hardware.device.fp32_tflops},
@@ -388,7 +389,7 @@ int run(const HardwareOptions& options, Context& context) {
   set_log_level(level);
   if (!speaks) return kExitFine;
   cost::Hardware hardware = hardware_of(measured, ranks.count, stem);
-  const plan::Calibration calibration = plan::calibrate(hardware, measured.gemms, measured.steps);
+  const plan::FittedEfficiency calibration = plan::calibrate(hardware, measured.gemms, measured.steps);
   hardware.device.efficiency = calibration.efficiency;
   if (!options.output.empty()) write_files(options, hardware, measured);
   if (options.json) {

@@ -27,7 +27,7 @@ struct GenerateOptions {
   fs::path ids, input, output;
   std::string model, prompt, tokenizer;
   ServingOptions serving;
-  bool has_prompt = false, varies = false, launches = false;
+  bool has_prompt = false, varies = false;
 };
 
 /// The tokenizer of a run, a checkpoint at RUN/checkpoints/step-N, or a published model.
@@ -136,7 +136,7 @@ int run_generate(GenerateOptions& options, Context& context) {
     throw ConfigError("there is no model", "give the folder of a run, of a checkpoint, or of a Hugging Face model");
   options.request.model = options.model;
   options.request.invariant = !options.varies;
-  options.request.cuda_graphs = !options.launches;
+  options.request.cuda_graphs = !options.serving.no_cuda_graphs;
   if (!options.input.empty()) return run_batch(options, context);
   if (!options.output.empty()) throw ConfigError("--output is for --input", "give --input FILE");
   if (options.ids.empty()) return continue_text(options, context);
@@ -200,20 +200,7 @@ void add_generate_command(Command& app, Context& context) {
                    "let a text get longer than the model's max_seq_len, where it was not trained");
   command.add_option("--seed", request.sampling.seed, "from which every draw follows").show_default();
   command.add_option("--stop", request.stop, "end a sequence after this token; may be given several times");
-  add_choice<serve::GeneratePrecision>(
-      command, "--precision", request.precision,
-      {{"fp32", serve::GeneratePrecision::kFp32}, {"bf16", serve::GeneratePrecision::kBf16}}, "to compute with");
-  add_choice<spec::DeviceKind>(command, "--device", request.device,
-                               {{"cpu", spec::DeviceKind::kCpu}, {"cuda", spec::DeviceKind::kCuda}}, "to compute on");
-  add_choice<serve::WeightBits>(
-      command, "--weights", request.weights,
-      {{"same", serve::WeightBits::kSame},
-       {"int8", serve::WeightBits::kInt8},
-       {"int4", serve::WeightBits::kInt4},
-       {"fp8", serve::WeightBits::kFp8}},
-      "what matrices of attention and MLPs are kept in: as --precision says, int8 or FP8 with a "
-      "scale a row, int4 with one for 128 numbers");
-  command.add_flag("--no-cuda-graphs", options->launches, "GPU: launch the kernels of decode steps one by one");
+  add_compute_options(command, request.precision, request.device, request.weights, options->serving);
   add_serving_options(command, options->serving, /*replicas=*/true);
   command.callback([options, prompt, &context] {
     options->has_prompt = prompt.given();

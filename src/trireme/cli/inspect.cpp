@@ -126,7 +126,7 @@ void inspect_published(const InspectOptions& options, std::ostream& out) {
 
 void inspect_tokenizer(const InspectOptions& options, std::ostream& out) {
   const auto tokenizer = data::load_tokenizer(options.path.string());
-  fmt::print(out, "tokenizer {}: {} tokens, hash {}\n", options.path.string(), tokenizer->vocabulary_size(),
+  fmt::print(out, "tokenizer {}: {} tokens, hash {}\n", options.path.string(), tokenizer->vocab_size(),
              tokenizer->hash());
   const auto role = [&](const char* name, const std::optional<std::int32_t>& id) {
     if (id) fmt::print(out, "  {} is {}\n", name, *id);

@@ -20,7 +20,7 @@ struct ServeOptions {
   serve::ServeRequest request;
   ServingOptions serving;
   std::string key, key_file;
-  bool varies = false, forgets = false, has_seed = false, launches = false;
+  bool varies = false, forgets = false, has_seed = false;
 };
 
 int run_serve(ServeOptions& options, Context& context) {
@@ -30,7 +30,7 @@ int run_serve(ServeOptions& options, Context& context) {
     for (std::string& key : http::read_keys(options.key_file)) request.keys.push_back(std::move(key));
   }
   request.invariant = !options.varies;
-  request.cuda_graphs = !options.launches;
+  request.cuda_graphs = !options.serving.no_cuda_graphs;
   request.prefix_cache = !options.forgets;
   if (!options.has_seed) request.seed = std::random_device{}();  // requests that name none differ from start to start
   request.on_ready = [&](const std::string& url, const std::string& about) {
@@ -115,20 +115,7 @@ void add_serve_command(Command& app, Context& context) {
   command.add_option("--drain-seconds", request.drain_seconds, "for what runs, after SIGINT or SIGTERM")
       .show_default()
       .not_negative();
-  add_choice<serve::GeneratePrecision>(
-      command, "--precision", request.model.precision,
-      {{"fp32", serve::GeneratePrecision::kFp32}, {"bf16", serve::GeneratePrecision::kBf16}}, "to compute with");
-  add_choice<spec::DeviceKind>(command, "--device", request.model.device,
-                               {{"cpu", spec::DeviceKind::kCpu}, {"cuda", spec::DeviceKind::kCuda}}, "to compute on");
-  add_choice<serve::WeightBits>(
-      command, "--weights", request.model.weights,
-      {{"same", serve::WeightBits::kSame},
-       {"int8", serve::WeightBits::kInt8},
-       {"int4", serve::WeightBits::kInt4},
-       {"fp8", serve::WeightBits::kFp8}},
-      "what matrices of attention and MLPs are kept in: as --precision says, int8 or FP8 with a "
-      "scale a row, int4 with one for 128 numbers");
-  command.add_flag("--no-cuda-graphs", options->launches, "GPU: launch the kernels of decode steps one by one");
+  add_compute_options(command, request.model.precision, request.model.device, request.model.weights, options->serving);
   command.callback([options, seed, &context] {
     options->has_seed = seed.given();
     context.run = [options, &context] { return run_serve(*options, context); };

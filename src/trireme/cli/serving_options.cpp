@@ -27,6 +27,24 @@ serve::SpeculationRequest ServingOptions::speculation() const {
   return request;
 }
 
+void add_compute_options(Command& command, serve::GeneratePrecision& precision, spec::DeviceKind& device,
+                         serve::WeightBits& weights, ServingOptions& options) {
+  add_choice<serve::GeneratePrecision>(
+      command, "--precision", precision,
+      {{"fp32", serve::GeneratePrecision::kFp32}, {"bf16", serve::GeneratePrecision::kBf16}}, "to compute with");
+  add_choice<spec::DeviceKind>(command, "--device", device,
+                               {{"cpu", spec::DeviceKind::kCpu}, {"cuda", spec::DeviceKind::kCuda}}, "to compute on");
+  add_choice<serve::WeightBits>(
+      command, "--weights", weights,
+      {{"same", serve::WeightBits::kSame},
+       {"int8", serve::WeightBits::kInt8},
+       {"int4", serve::WeightBits::kInt4},
+       {"fp8", serve::WeightBits::kFp8}},
+      "what matrices of attention and MLPs are kept in: as --precision says, int8 or FP8 with a "
+      "scale a row, int4 with one for 128 values");
+  command.add_flag("--no-cuda-graphs", options.no_cuda_graphs, "GPU: launch the kernels of decode steps one by one");
+}
+
 void add_serving_options(Command& command, ServingOptions& options, bool replicas) {
   command
       .add_option("--num-speculative-tokens", options.speculate,

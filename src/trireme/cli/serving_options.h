@@ -1,5 +1,5 @@
-// cli/serving_options.h -- options that `generate` and `serve` share: ranks, speculation, streamed weights, the KV
-// cache.
+// cli/serving_options.h -- options that `generate` and `serve` share: what to compute with, ranks, speculation,
+// streamed weights, the KV cache.
 //
 // Depends on: command.h, serve/commands.h.
 #pragma once
@@ -21,12 +21,16 @@ struct ServingOptions {
   serve::WeightBits lm_head = serve::WeightBits::kSame;
   serve::KvCacheDtype kv_cache = serve::KvCacheDtype::kAuto;
   serve::ExpertsOverTp experts = serve::ExpertsOverTp::kDefault;
+  bool no_cuda_graphs = false;
 
   int ranks() const { return tp * layout.pp * layout.dp; }
   serve::SpeculationRequest speculation() const;
   std::int64_t weight_arena_bytes() const { return static_cast<std::int64_t>(weight_arena_mb * 1e6); }
 };
 
+/// What a model computes with, on and from.
+void add_compute_options(Command& command, serve::GeneratePrecision& precision, spec::DeviceKind& device,
+                         serve::WeightBits& weights, ServingOptions& options);
 /// `replicas`: also those that give each rank requests of its own.
 void add_serving_options(Command& command, ServingOptions& options, bool replicas);
 

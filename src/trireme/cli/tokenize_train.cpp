@@ -22,15 +22,15 @@ namespace {
 struct TrainTokenizerOptions {
   CorpusFlags corpus;
   data::BpeTrainingOptions training;
-  std::string vocabulary = "32k", out;
+  std::string vocab_size = "32k", out;
 };
 
 int run_train_tokenizer(TrainTokenizerOptions& options, std::ostream& out) {
-  const std::int64_t vocabulary = parse_count(options.vocabulary);
-  if (vocabulary < 1 || vocabulary > 10'000'000)
-    throw ConfigError(fmt::format("--vocab-size {} is not within 1 and 10M", options.vocabulary));
+  const std::int64_t vocab_size = parse_count(options.vocab_size);
+  if (vocab_size < 1 || vocab_size > 10'000'000)
+    throw ConfigError(fmt::format("--vocab-size {} is not within 1 and 10M", options.vocab_size));
   data::BpeTrainingOptions& training = options.training;
-  training.vocabulary = static_cast<std::int32_t>(vocabulary);
+  training.vocab_size = static_cast<std::int32_t>(vocab_size);
   training.progress = Progress::to_stderr();  // now that --quiet is known
   if (!training.begin.empty() &&
       std::ranges::find(training.special_tokens, training.begin) == training.special_tokens.end())
@@ -38,11 +38,10 @@ int run_train_tokenizer(TrainTokenizerOptions& options, std::ostream& out) {
   const data::Corpus corpus = options.corpus.open(/*any_bytes=*/false);
   const data::WordCounts words = data::count_words(corpus, training.pattern, options.corpus.threads);
   const data::Tokenizer tokenizer(data::train_bpe(words, training), options.out);
-  if (tokenizer.vocabulary_size() < training.vocabulary)
-    log_warn("the text has pairs for {} tokens only: {} were asked for", tokenizer.vocabulary_size(),
-             training.vocabulary);
+  if (tokenizer.vocab_size() < training.vocab_size)
+    log_warn("the text has pairs for {} tokens only: {} were asked for", tokenizer.vocab_size(), training.vocab_size);
   tokenizer.save(options.out);
-  fmt::print(out, "{}: {} tokens from {} in {} bytes of text\n", options.out, tokenizer.vocabulary_size(),
+  fmt::print(out, "{}: {} tokens from {} in {} bytes of text\n", options.out, tokenizer.vocab_size(),
              counted(words.size(), "different word"), corpus.bytes());
   return kExitFine;
 }
@@ -54,7 +53,7 @@ void add_tokenize_train(Command& tokenize, Context& context) {
   const auto options = std::make_shared<TrainTokenizerOptions>();
   options->corpus.add_to(command);
   command.get_option("FILES").required();
-  command.add_option("--vocab-size", options->vocabulary,
+  command.add_option("--vocab-size", options->vocab_size,
                      "Tokens, the 256 bytes and special ones included; default 32k");
   std::map<std::string, data::KnownPattern> patterns;
   for (const auto& [name, value] : data::enum_names(std::type_identity<data::KnownPattern>()))

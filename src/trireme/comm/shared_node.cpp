@@ -40,16 +40,16 @@ void SharedRegion::attach() {
   close(file);
 }
 
-std::shared_ptr<SharedRegion> SharedRegion::make(Assembly& assembly, std::size_t bytes,
+std::shared_ptr<SharedRegion> SharedRegion::make(Bootstrap& bootstrap, std::size_t bytes,
                                                  const std::function<void(void*)>& construct) {
   auto region = std::make_shared<SharedRegion>();
   region->bytes_ = bytes;
-  if (assembly.is_first()) region->create();
-  if (assembly.is_first() && region->data_ != nullptr) construct(region->data_);
-  assembly.broadcast(region->name_, sizeof region->name_);
-  if (!assembly.is_first()) region->attach();
-  const bool all = assembly.all(region->data_ != nullptr);
-  if (assembly.is_first() && region->name_[0] != '\0') shm_unlink(region->name_);
+  if (bootstrap.is_first()) region->create();
+  if (bootstrap.is_first() && region->data_ != nullptr) construct(region->data_);
+  bootstrap.broadcast(region->name_, sizeof region->name_);
+  if (!bootstrap.is_first()) region->attach();
+  const bool all = bootstrap.all(region->data_ != nullptr);
+  if (bootstrap.is_first() && region->name_[0] != '\0') shm_unlink(region->name_);
   return all ? region : nullptr;
 }
 
@@ -85,7 +85,7 @@ unsigned long node_identity() {
 }
 
 SharedNode::SharedNode(int rank, const std::vector<ProcessCard>& cards, int ranks_per_node,
-                       const std::function<std::unique_ptr<Assembly>(const std::vector<int>& ranks)>& assemble) {
+                       const std::function<std::unique_ptr<Bootstrap>(const std::vector<int>& ranks)>& assemble) {
   std::map<std::pair<unsigned long, int>, int> numbers;
   std::vector<int> locals_on;  // so far, by node
   for (int r = 0; r < static_cast<int>(cards.size()); ++r) {
@@ -109,13 +109,13 @@ SharedNode::SharedNode(int rank, const std::vector<ProcessCard>& cards, int rank
     permitted &= RemoteMemory::permitted(static_cast<pid_t>(card.process),
                                          reinterpret_cast<const void*>(card.probe_address), card.probe);
   }
-  const auto assembly = assemble(locals);
-  may_touch_ = assembly->all(permitted);
+  const auto bootstrap = assemble(locals);
+  may_touch_ = bootstrap->all(permitted);
   if (!may_touch_ && locals.size() > 1) {
     log_debug(
         "the system does not let the ranks of this node read each other's memory: 'direct' is for small calls only");
   }
-  event_counts_ = SharedRegion::make(*assembly, sizeof(EventCount) * locals.size(), [&](void* at) {
+  event_counts_ = SharedRegion::make(*bootstrap, sizeof(EventCount) * locals.size(), [&](void* at) {
     for (std::size_t i = 0; i < locals.size(); ++i) new (static_cast<EventCount*>(at) + i) EventCount;
   });
 }
@@ -127,10 +127,10 @@ bool SharedNode::can_share(const Members& members) const {
   return event_counts_ != nullptr;
 }
 
-std::unique_ptr<Board> SharedNode::make_board(Assembly& assembly, const Members& members) {
+std::unique_ptr<Board> SharedNode::make_board(Bootstrap& bootstrap, const Members& members) {
   const int ranks = static_cast<int>(members.ranks.size());
   const std::size_t slot = slot_bytes(/*processes=*/true, ranks);
-  auto region = SharedRegion::make(assembly, BoardMemory::bytes(ranks, slot),
+  auto region = SharedRegion::make(bootstrap, BoardMemory::bytes(ranks, slot),
                                    [&](void* at) { BoardMemory::construct(at, ranks); });
   if (!region) return nullptr;
   auto& memory = *reinterpret_cast<BoardMemory*>(region->data());

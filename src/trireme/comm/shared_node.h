@@ -1,7 +1,7 @@
 // comm/shared_node.h -- memory shared by the processes of one node: their event counts, and the boards of their groups.
 //
 // For every transport between processes. How the processes tell each other names and verdicts is the transport's own
-// business: it brings an Assembly, of MPI's broadcasts or of keys in the control plane.
+// business: it brings a Bootstrap, of MPI's broadcasts or of keys in the control plane.
 // Depends on: board.h, POSIX shared memory.
 #pragma once
 
@@ -17,9 +17,9 @@
 namespace trireme::comm {
 
 /// Some ranks that are all in the same call: what they need to agree on anything.
-class Assembly {
+class Bootstrap {
  public:
-  virtual ~Assembly() = default;
+  virtual ~Bootstrap() = default;
   /// Whether this rank is the first of them.
   virtual bool is_first() const = 0;
   /// What the first one holds, to all.
@@ -32,9 +32,9 @@ class Assembly {
 /// behind however the processes end.
 class SharedRegion {
  public:
-  /// All ranks of the assembly call this; the first makes the region and `construct`s in it, the others map it. Null on
-  /// every rank when one could not (no room in /dev/shm).
-  static std::shared_ptr<SharedRegion> make(Assembly& assembly, std::size_t bytes,
+  /// All ranks of the bootstrap call this; the first makes the region and `construct`s in it, the others map it. Null
+  /// on every rank when one could not (no room in /dev/shm).
+  static std::shared_ptr<SharedRegion> make(Bootstrap& bootstrap, std::size_t bytes,
                                             const std::function<void(void*)>& construct);
   ~SharedRegion();
   std::byte* data() { return static_cast<std::byte*>(data_); }
@@ -65,7 +65,7 @@ class SharedNode {
   /// `cards` of all ranks of the world; `ranks_per_node` above 0: nodes are cut further into so many ranks each, in
   /// their order. `local` assembles the ranks of this rank's node; it is asked for after nodes are known.
   SharedNode(int rank, const std::vector<ProcessCard>& cards, int ranks_per_node,
-             const std::function<std::unique_ptr<Assembly>(const std::vector<int>& ranks)>& assemble);
+             const std::function<std::unique_ptr<Bootstrap>(const std::vector<int>& ranks)>& assemble);
 
   /// The node of each rank of the world, numbered from 0 in the order of their first ranks.
   const std::vector<int>& node_of() const { return node_of_; }
@@ -74,7 +74,7 @@ class SharedNode {
   /// Whether the members are all on this node, and memory can be shared there.
   bool can_share(const Members& members) const;
   /// The members' board, made by all of them; null when the memory could not be had. Only where can_share().
-  std::unique_ptr<Board> make_board(Assembly& assembly, const Members& members);
+  std::unique_ptr<Board> make_board(Bootstrap& bootstrap, const Members& members);
 
  private:
   EventCount* event_count_of(int local) { return reinterpret_cast<EventCount*>(event_counts_->data()) + local; }

@@ -173,8 +173,8 @@ Json WatchedRun::pipeline_json() const {
   const fs::path file = place_.path / "pipeline.json";
   if (!fs::exists(file)) return nullptr;
   const schedule::MeasuredTable measured = schedule::read_measured(read_text_file(file, std::uint64_t{64} << 20));
-  if (measured.walks.empty()) return nullptr;
-  const schedule::Timing timing = measured.walks.back().timing();
+  if (measured.executions.empty()) return nullptr;
+  const schedule::Timing timing = measured.executions.back().timing();
   Json ranks = Json::array();
   for (const schedule::RankTiming& rank : timing.ranks) {
     Json spans = Json::array();

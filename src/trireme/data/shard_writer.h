@@ -1,6 +1,6 @@
 // data/shard_writer.h -- writes a token shard, document by document; the file appears whole or not at all.
 //
-//   ShardWriter writer("train-00.shard", {.vocabulary = 50257, .tokenizer_hash = tokenizer.hash()});
+//   ShardWriter writer("train-00.shard", {.vocab_size = 50257, .tokenizer_hash = tokenizer.hash()});
 //   for (const auto& ids : documents) writer.add_document(ids);
 //   writer.finish();
 //

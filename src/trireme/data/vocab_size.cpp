@@ -41,7 +41,7 @@ std::optional<VocabSize> vocab_size_of(const spec::Recipe& recipe) {
   }
   const bool bytes = data.tokenizer == "bytes";
   if (data.tokenizer && !bytes) {
-    return VocabSize{.tokens = load_tokenizer(*data.tokenizer)->vocabulary_size(),
+    return VocabSize{.tokens = load_tokenizer(*data.tokenizer)->vocab_size(),
                      .source = fmt::format("data.tokenizer = \"{}\"", *data.tokenizer),
                      .multiple = kVocabMultiple};
   }
@@ -53,7 +53,7 @@ std::optional<VocabSize> vocab_size_of(const spec::Recipe& recipe) {
     }
   }
   if (found.tokens == 0 && bytes) {
-    found.tokens = Tokenizer::bytes()->vocabulary_size();
+    found.tokens = Tokenizer::bytes()->vocab_size();
     found.source = "data.tokenizer = \"bytes\"";
   }
   return found.tokens > 0 ? std::optional(found) : std::nullopt;

@@ -47,7 +47,7 @@ void keep(std::map<State, Value>& map, const State& state, Value value, const ch
 
 }  // namespace
 
-Transform::Transform(std::string name, std::unique_ptr<Layer> layer, UpdateRule rule, std::uint64_t seed)
+Transform::Transform(std::string name, std::unique_ptr<Layer> layer, NodeUpdates rule, std::uint64_t seed)
     : name_(std::move(name)), layer_(std::move(layer)), rule_(rule), params_(layer_->initial(seed, name_)) {}
 
 void Transform::forward(int, const State& state, Payload payload, Outbox& out) {

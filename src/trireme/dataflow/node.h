@@ -37,7 +37,7 @@ class Node {
 };
 
 /// When a parameterised node updates, by itself and asking nobody.
-struct UpdateRule {
+struct NodeUpdates {
   double learning_rate = 0.05;
   /// Gradients that make an update. It happens when that many are there and the instance that completed them has no
   /// message left at this node, so that the gradients of an instance are not torn apart.
@@ -48,7 +48,7 @@ struct UpdateRule {
 /// depend on the order in which they came.
 class Transform final : public Node {
  public:
-  Transform(std::string name, std::unique_ptr<Layer> layer, UpdateRule rule, std::uint64_t seed);
+  Transform(std::string name, std::unique_ptr<Layer> layer, NodeUpdates rule, std::uint64_t seed);
   void forward(int input, const State& state, Payload payload, Outbox& out) override;
   void backward(int output, const State& state, Payload gradient, Outbox& out) override;
   double flops() const override { return layer_->flops(); }
@@ -72,7 +72,7 @@ class Transform final : public Node {
   };
   std::string name_;
   std::unique_ptr<Layer> layer_;
-  UpdateRule rule_;
+  NodeUpdates rule_;
   Payload params_;
   std::map<State, Saved> saved_;
   std::map<State, Payload> gradients_;

@@ -154,12 +154,12 @@ VirtualResult run_virtual(Graph& graph, const Source& source, const RunOptions& 
   return result;
 }
 
-RunResult run_seeded(Graph& graph, const Source& source, const RunOptions& options, std::uint64_t seed) {
+DataflowResult run_seeded(Graph& graph, const Source& source, const RunOptions& options, std::uint64_t seed) {
   graph.require_complete();
   constexpr std::uint32_t kWork = 1, kStop = 2;
   constexpr int kController = 0;
-  RunResult result;
-  std::vector<RunResult> of_workers(static_cast<std::size_t>(graph.workers()));
+  DataflowResult result;
+  std::vector<DataflowResult> of_workers(static_cast<std::size_t>(graph.workers()));
   const auto address_of = [&](int node) { return node == Graph::kSource ? kController : graph.worker_of(node) + 1; };
   comm::run_mailboxes(graph.workers() + 1, {.seed = seed}, [&](comm::Mailbox& mailbox) {
     const auto post = [&](const Message& message) {
@@ -177,7 +177,7 @@ RunResult run_seeded(Graph& graph, const Source& source, const RunOptions& optio
       return;
     }
     Inbox inbox;
-    RunResult& mine = of_workers[static_cast<std::size_t>(mailbox.address() - 1)];
+    DataflowResult& mine = of_workers[static_cast<std::size_t>(mailbox.address() - 1)];
     bool stopped = false;
     const auto take = [&](comm::Mail mail) {
       if (mail.tag == kStop) stopped = true;
@@ -203,7 +203,7 @@ RunResult run_seeded(Graph& graph, const Source& source, const RunOptions& optio
     mine.longest_queue = inbox.longest();
     mine.queues.push_back(inbox.read());
   });
-  for (const RunResult& mine : of_workers) {
+  for (const DataflowResult& mine : of_workers) {
     result.messages += mine.messages;
     result.queues.insert(result.queues.end(), mine.queues.begin(), mine.queues.end());
     result.longest_queue = std::max(result.longest_queue, mine.longest_queue);
@@ -212,7 +212,7 @@ RunResult run_seeded(Graph& graph, const Source& source, const RunOptions& optio
   return result;
 }
 
-RunResult run_threads(Graph& graph, const Source& source, const RunOptions& options) {
+DataflowResult run_threads(Graph& graph, const Source& source, const RunOptions& options) {
   graph.require_complete();
   struct Worker {
     std::mutex mutex;
@@ -271,7 +271,7 @@ RunResult run_threads(Graph& graph, const Source& source, const RunOptions& opti
   stop_all();
   for (std::thread& thread : threads) thread.join();
   if (failed) std::rethrow_exception(failed);
-  RunResult result;
+  DataflowResult result;
   for (const Worker& worker : workers) {
     result.messages += worker.messages;
     result.longest_queue = std::max(result.longest_queue, worker.inbox.longest());

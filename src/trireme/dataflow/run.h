@@ -29,7 +29,7 @@ struct RunOptions {
 /// What an instance begins with.
 using Source = std::function<Payload(int instance)>;
 
-struct RunResult {
+struct DataflowResult {
   std::int64_t messages = 0;
   std::int64_t longest_queue = 0;  ///< messages that waited at one worker
   /// By worker: messages from when they came until they were taken up; in virtual runs in virtual time.
@@ -45,7 +45,7 @@ struct VirtualTimes {
 /// By floating-point operations at so many a second, beside a constant for each message.
 VirtualTimes times_by_flops(double flops_per_second, double overhead_seconds, double link_seconds);
 
-struct VirtualResult : RunResult {
+struct VirtualResult : DataflowResult {
   double seconds = 0;
   std::vector<double> busy;  ///< by worker, seconds
   double throughput(std::size_t instances) const { return static_cast<double>(instances) / seconds; }
@@ -54,7 +54,7 @@ struct VirtualResult : RunResult {
 };
 
 VirtualResult run_virtual(Graph& graph, const Source& source, const RunOptions& options, const VirtualTimes& times);
-RunResult run_seeded(Graph& graph, const Source& source, const RunOptions& options, std::uint64_t seed);
-RunResult run_threads(Graph& graph, const Source& source, const RunOptions& options);
+DataflowResult run_seeded(Graph& graph, const Source& source, const RunOptions& options, std::uint64_t seed);
+DataflowResult run_threads(Graph& graph, const Source& source, const RunOptions& options);
 
 }  // namespace trireme::dataflow

@@ -60,7 +60,7 @@ struct ModelOptions {
   /// Of each cell: a Cond sends an instance to one of them, a Phi joins their ways. Each has a worker of its own and
   /// updates by itself; average_replicas() brings them together.
   int replicas = 1;
-  UpdateRule update;
+  NodeUpdates update;
   std::uint64_t seed = 0;
 };
 

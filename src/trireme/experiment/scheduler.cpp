@@ -11,14 +11,14 @@
 namespace trireme::experiment {
 namespace {
 
-int slots_of(const Placement& placement) {
+int slots_of(const Grants& grants) {
   int slots = 0;
-  for (const Grant& grant : placement) slots += grant.slots;
+  for (const Grant& grant : grants) slots += grant.slots;
   return slots;
 }
 
-void take(std::vector<int>& free, const Placement& placement, int sign) {
-  for (const Grant& grant : placement) free[static_cast<std::size_t>(grant.node)] -= sign * grant.slots;
+void take(std::vector<int>& free, const Grants& grants, int sign) {
+  for (const Grant& grant : grants) free[static_cast<std::size_t>(grant.node)] -= sign * grant.slots;
 }
 
 class Scheduling {
@@ -30,16 +30,16 @@ class Scheduling {
  private:
   void take_account();
   std::vector<const Task*> queue() const;
-  void start(const Task& task, Placement placement, bool backfilled);
+  void start(const Task& task, Grants grants, bool backfilled);
   void reserve(const Task& head);
-  bool delays_head(const Task& task, const Placement& placement) const;
+  bool delays_head(const Task& task, const Grants& grants) const;
   void preempt_for(const Task& head);
   std::vector<double> shares() const;
 
   struct Release {
     double at = 0;
     int task = 0;
-    const Placement* placement = nullptr;
+    const Grants* grants = nullptr;
   };
   bool is_preempted(int task) const { return std::ranges::find(decision_.preempt, task) != decision_.preempt.end(); }
   /// At a time that nobody knows even a short task may be in the way.
@@ -58,10 +58,10 @@ class Scheduling {
 
 void Scheduling::take_account() {
   for (const Task& task : state_.tasks) {
-    if (task.placement.empty()) continue;
-    take(free_, task.placement, 1);
-    used_[static_cast<std::size_t>(task.experiment)] += slots_of(task.placement);
-    ends_.push_back({.at = task.ending ? 0.0 : task.seconds, .task = task.id, .placement = &task.placement});
+    if (task.grants.empty()) continue;
+    take(free_, task.grants, 1);
+    used_[static_cast<std::size_t>(task.experiment)] += slots_of(task.grants);
+    ends_.push_back({.at = task.ending ? 0.0 : task.seconds, .task = task.id, .grants = &task.grants});
   }
   for (std::size_t node = 0; node < free_.size(); ++node) {
     TRIREME_CHECK(free_[node] >= 0, "node {} has {} slots and tasks that hold {}", node, state_.nodes[node],
@@ -75,7 +75,7 @@ void Scheduling::take_account() {
 std::vector<const Task*> Scheduling::queue() const {
   std::vector<const Task*> waiting;
   for (const Task& task : state_.tasks) {
-    if (task.placement.empty()) waiting.push_back(&task);
+    if (task.grants.empty()) waiting.push_back(&task);
   }
   std::ranges::sort(waiting, [](const Task* a, const Task* b) {
     return std::tuple(-a->priority, a->submitted, a->id) < std::tuple(-b->priority, b->submitted, b->id);
@@ -120,12 +120,12 @@ std::vector<const Task*> Scheduling::queue() const {
   return order;
 }
 
-void Scheduling::start(const Task& task, Placement placement, bool backfilled) {
-  take(free_, placement, 1);
+void Scheduling::start(const Task& task, Grants grants, bool backfilled) {
+  take(free_, grants, 1);
   used_[static_cast<std::size_t>(task.experiment)] += task.slots;
   free_slots_ -= task.slots;
-  if (head_ != nullptr && !ends_before_head(task)) take(free_at_start_, placement, 1);
-  decision_.start.push_back({.task = task.id, .placement = std::move(placement), .backfilled = backfilled});
+  if (head_ != nullptr && !ends_before_head(task)) take(free_at_start_, grants, 1);
+  decision_.start.push_back({.task = task.id, .grants = std::move(grants), .backfilled = backfilled});
 }
 
 /// When the head can start, if what runs ends as told, and which slots are free then.
@@ -137,22 +137,22 @@ void Scheduling::reserve(const Task& head) {
   }
   for (const Decision::Start& started : decision_.start) {
     const auto task = std::ranges::find(state_.tasks, started.task, &Task::id);
-    ends.push_back({.at = task->seconds, .task = started.task, .placement = &started.placement});
+    ends.push_back({.at = task->seconds, .task = started.task, .grants = &started.grants});
   }
   std::ranges::stable_sort(ends, {}, &Release::at);
   free_at_start_ = free_;
   for (std::size_t i = 0; i < ends.size(); ++i) {
-    take(free_at_start_, *ends[i].placement, -1);
+    take(free_at_start_, *ends[i].grants, -1);
     head_start_ = ends[i].at;
     const bool together = i + 1 < ends.size() && ends[i + 1].at == ends[i].at;
     if (!together && !place_gang(head.slots, free_at_start_, state_.nodes).empty()) return;
   }
 }
 
-bool Scheduling::delays_head(const Task& task, const Placement& placement) const {
+bool Scheduling::delays_head(const Task& task, const Grants& grants) const {
   if (ends_before_head(task)) return false;
   std::vector<int> left = free_at_start_;
-  take(left, placement, 1);
+  take(left, grants, 1);
   return place_gang(head_->slots, left, state_.nodes).empty();
 }
 
@@ -168,9 +168,9 @@ void Scheduling::preempt_for(const Task& head) {
   std::vector<const Task*> running;
   std::vector<int> free = free_;
   for (const Task& task : state_.tasks) {
-    if (task.placement.empty()) continue;
+    if (task.grants.empty()) continue;
     if (task.ending) {
-      take(free, task.placement, -1);  // already on its way
+      take(free, task.grants, -1);  // already on its way
     } else {
       running.push_back(&task);
     }
@@ -192,16 +192,16 @@ void Scheduling::preempt_for(const Task& head) {
                              used[other] - task->slots >= share[other] - 1e-9;
     if (!lower && !above_share) continue;
     used[other] -= task->slots;
-    take(free, task->placement, -1);
+    take(free, task->grants, -1);
     victims.push_back(task);
     if (!place_gang(head.slots, free, state_.nodes).empty()) break;
   }
   if (place_gang(head.slots, free, state_.nodes).empty()) return;
   // Some of the first may not be needed any more: the last ones gave the room.
   std::erase_if(victims, [&](const Task* task) {
-    take(free, task->placement, 1);
+    take(free, task->grants, 1);
     if (!place_gang(head.slots, free, state_.nodes).empty()) return true;
-    take(free, task->placement, -1);
+    take(free, task->grants, -1);
     return false;
   });
   for (const Task* task : victims) decision_.preempt.push_back(task->id);
@@ -219,17 +219,17 @@ Decision Scheduling::decide() {
       decision_.impossible.push_back(task->id);
       continue;
     }
-    Placement placement;
-    if (task->slots <= free_slots_) placement = place_gang(task->slots, free_, state_.nodes);
+    Grants grants;
+    if (task->slots <= free_slots_) grants = place_gang(task->slots, free_, state_.nodes);
     if (head_ == nullptr) {
-      if (!placement.empty()) {
-        start(*task, std::move(placement), false);
+      if (!grants.empty()) {
+        start(*task, std::move(grants), false);
       } else {
         preempt_for(*task);
         reserve(*task);
       }
-    } else if (!placement.empty() && !delays_head(*task, placement)) {
-      start(*task, std::move(placement), true);
+    } else if (!grants.empty() && !delays_head(*task, grants)) {
+      start(*task, std::move(grants), true);
     }
   }
   return std::move(decision_);
@@ -254,7 +254,7 @@ std::vector<double> fair_shares(double capacity, const std::vector<double>& dema
   return shares;
 }
 
-Placement place_gang(int slots, const std::vector<int>& free, const std::vector<int>& nodes) {
+Grants place_gang(int slots, const std::vector<int>& free, const std::vector<int>& nodes) {
   std::optional<std::size_t> best;
   for (std::size_t node = 0; node < free.size(); ++node) {
     if (free[node] < slots || (best && free[node] >= free[*best])) continue;
@@ -276,11 +276,11 @@ Placement place_gang(int slots, const std::vector<int>& free, const std::vector<
     while (end < empty.size() && nodes[empty[end]] == size) ++end;
     const auto needed = static_cast<std::size_t>(slots / size);
     if (end - begin >= needed) {
-      Placement placement;
+      Grants grants;
       for (std::size_t i = begin; i < begin + needed; ++i) {
-        placement.push_back({.node = static_cast<int>(empty[i]), .slots = size});
+        grants.push_back({.node = static_cast<int>(empty[i]), .slots = size});
       }
-      return placement;
+      return grants;
     }
     begin = end;
   }

@@ -21,7 +21,7 @@ struct Grant {
   int node = 0, slots = 0;
   bool operator==(const Grant&) const = default;
 };
-using Placement = std::vector<Grant>;
+using Grants = std::vector<Grant>;
 
 struct Task {
   int id = 0;
@@ -30,7 +30,7 @@ struct Task {
   int priority = 0;               ///< higher first
   std::int64_t submitted = 0;     ///< lower first
   double seconds = kUnknownTime;  ///< it will still take
-  Placement placement = {};       ///< empty: queued
+  Grants grants = {};             ///< empty: queued
   bool ending = false;            ///< was asked to save and stop
 };
 
@@ -43,7 +43,7 @@ struct SchedulerState {
 struct Decision {
   struct Start {
     int task = 0;
-    Placement placement;
+    Grants grants;
     bool backfilled = false;
     bool operator==(const Start&) const = default;
   };
@@ -62,6 +62,6 @@ std::vector<double> fair_shares(double capacity, const std::vector<double>& dema
                                 const std::vector<double>& weights);
 
 /// Slots for a gang on these free slots of nodes with so many each; empty: it does not fit.
-Placement place_gang(int slots, const std::vector<int>& free, const std::vector<int>& nodes);
+Grants place_gang(int slots, const std::vector<int>& free, const std::vector<int>& nodes);
 
 }  // namespace trireme::experiment

@@ -52,7 +52,7 @@ class SweepSignals {
 struct OpenJob {
   int id = 0;  // the scheduler's name for it; ascending, so older ones come first
   Job job;
-  Placement placement;     // empty: waits for slots
+  Grants grants;           // empty: waits for slots
   std::vector<int> slots;  // which ones of this machine; on nodes of an allocation Slurm knows
   std::unique_ptr<ChildProcess> process;
   Clock::time_point begun{};
@@ -95,8 +95,8 @@ class Sweep {
   void look_for_wishes();
   void ask_searches();
   bool schedule();
-  void start(Live& live, OpenJob& open, const Placement& placement);
-  TrialPlace place_of(const Placement& placement) const;
+  void start(Live& live, OpenJob& open, const Grants& grants);
+  TrialPlace place_of(const Grants& grants) const;
   void ask_to_stop(Live& live, OpenJob& open) const;
   bool collect();
   void tell(Live& live, std::size_t index, const Result& result);
@@ -137,7 +137,7 @@ int Sweep::free_slots() const {
   int free = std::accumulate(nodes_.begin(), nodes_.end(), 0);
   for (const auto& live : lives_) {
     for (const OpenJob& open : live->open) {
-      for (const Grant& grant : open.placement) free -= grant.slots;
+      for (const Grant& grant : open.grants) free -= grant.slots;
     }
   }
   return free;
@@ -165,7 +165,7 @@ void Sweep::ask_searches() {
   int free = free_slots();
   for (const auto& live : lives_) {
     if (live->leaving || live->left) continue;
-    const bool waits = std::ranges::any_of(live->open, [](const OpenJob& open) { return open.placement.empty(); });
+    const bool waits = std::ranges::any_of(live->open, [](const OpenJob& open) { return open.grants.empty(); });
     if (waits || free < live->experiment.slots_per_trial) continue;
     if (const std::optional<Job> job = live->search->next()) {
       live->journal.append(*job);
@@ -183,10 +183,10 @@ SchedulerState Sweep::state() const {
     const int experiment = static_cast<int>(state.weights.size());
     state.weights.push_back(live->experiment.weight);
     for (const OpenJob& open : live->open) {
-      if (open.placement.empty() && live->leaving) continue;
+      if (open.grants.empty() && live->leaving) continue;
       // A run that another life of ours left saves and ends by itself; until then its folder is not free.
       const fs::path lock = live->folder.run(open.job.trial, open.job.draw) / "lock";
-      if (open.placement.empty() && is_file_locked(lock)) continue;
+      if (open.grants.empty() && is_file_locked(lock)) continue;
       const std::int64_t at = open.process ? step_of(live->folder, open.job) : open.job.from;
       state.tasks.push_back(
           {.id = open.id,
@@ -195,7 +195,7 @@ SchedulerState Sweep::state() const {
            .priority = live->experiment.priority,
            .submitted = open.id,
            .seconds = live->seconds_per_step * static_cast<double>(std::max<std::int64_t>(open.job.until - at, 1)),
-           .placement = open.placement,
+           .grants = open.grants,
            .ending = open.ending});
     }
   }
@@ -225,16 +225,16 @@ bool Sweep::schedule() {
     });
   }
   for (const Decision::Start& begun : decision.start) {
-    with(begun.task, [&](Live& live, OpenJob& open) { start(live, open, begun.placement); });
+    with(begun.task, [&](Live& live, OpenJob& open) { start(live, open, begun.grants); });
   }
   return !decision.start.empty();
 }
 
 /// Slots of this machine that nobody has, lowest first; or what a trial gets of nodes of an allocation.
-TrialPlace Sweep::place_of(const Placement& placement) const {
+TrialPlace Sweep::place_of(const Grants& grants) const {
   TrialPlace place{.mpi = options_.mpi};
   const launch::Allocation& allocation = options_.allocation;
-  for (const Grant& grant : placement) {
+  for (const Grant& grant : grants) {
     if (allocation.nodes.empty()) {
       std::set<int> taken;
       for (const auto& live : lives_) {
@@ -255,9 +255,9 @@ TrialPlace Sweep::place_of(const Placement& placement) const {
   return place;
 }
 
-void Sweep::start(Live& live, OpenJob& open, const Placement& placement) {
+void Sweep::start(Live& live, OpenJob& open, const Grants& grants) {
   const Job& job = open.job;
-  TrialPlace place = place_of(placement);
+  TrialPlace place = place_of(grants);
   TrialCommand command = trial_command(live.folder, live.experiment, job, options_.program, place);
   if (command.words.empty()) {
     log_warn("trial {} cannot be trained: {}", job.trial, command.why);
@@ -274,7 +274,7 @@ void Sweep::start(Live& live, OpenJob& open, const Placement& placement) {
     }
     copy_run(live.folder.run(*job.copy_of, draw), live.folder.run(job.trial, job.draw));
   }
-  open.placement = placement;
+  open.grants = grants;
   open.slots = std::move(place.slots);
   open.begun = Clock::now();
   open.begun_at = step_of(live.folder, job);
@@ -307,7 +307,7 @@ bool Sweep::collect() {
       } else {  // it has saved, and waits for slots again
         live->changed.push_back(open.job.trial);
         open.process.reset();
-        open.placement.clear();
+        open.grants.clear();
         open.slots.clear();
         open.ending = false;
       }
@@ -354,7 +354,7 @@ void Sweep::record() {
       lives_[i]->changed.clear();
       std::vector<std::pair<int, Grant>> held;
       for (const OpenJob& open : lives_[i]->open) {
-        for (const Grant& grant : open.placement) held.emplace_back(open.job.trial, grant);
+        for (const Grant& grant : open.grants) held.emplace_back(open.job.trial, grant);
       }
       store_->hold_slots(all[i].folder, held);
     }

@@ -4,7 +4,7 @@
 // log-sum-exp; the backward pass computes the tiles' probabilities again from it. Tiles that the mask rules out are not
 // visited, so a causal mask halves the work and a window makes it linear in the sequence.
 //
-// Tensors are [batch, sequence, heads, head size], float, double, bfloat16 or half, any strides but a contiguous last
+// Tensors are [batch, seq_len, heads, head_dim], float, double, bfloat16 or half, any strides but a contiguous last
 // dimension: q, k and v may be views of one fused projection. Queries' heads are a multiple of keys' heads (grouped
 // and multi-query attention); gradients of shared heads are summed in a fixed order. The same inputs give the same bits
 // whatever the number of threads; another instruction set may give others.
@@ -36,7 +36,7 @@ struct Attention {
   bool causal = false;      ///< a query sees keys at its own and earlier positions
   std::int64_t window = 0;  ///< and at most this many positions back, itself included (both ways if not causal); 0: all
   std::int64_t query_position = 0, key_position = 0;  ///< of the first row: blocks of a longer sequence, caches
-  /// Packed documents: int32 [batch, sequence] each, equal numbers see each other. A document's keys are neighbours; a
+  /// Packed documents: int32 [batch, seq_len] each, equal numbers see each other. A document's keys are neighbours; a
   /// ConfigError where they are not. Null or undefined both: all tokens of a row are one document.
   const at::Tensor* query_documents = nullptr;
   const at::Tensor* key_documents = nullptr;

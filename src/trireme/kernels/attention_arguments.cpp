@@ -125,8 +125,7 @@ cpu::AttentionType attention_type(const at::Tensor& t) {
 void require_attention(const AttentionArguments& a, const Attention& options) {
   const at::Tensor &q = a.q, &k = a.k;
   require(q.defined() && k.defined() && q.dim() == 4 && k.dim() == 4, [&] {
-    return fmt::format("q is {} and k is {}; both must be [batch, sequence, heads, head size]", shape_of(q),
-                       shape_of(k));
+    return fmt::format("q is {} and k is {}; both must be [batch, seq_len, heads, head_dim]", shape_of(q), shape_of(k));
   });
   static_cast<void>(attention_type(q));
   require(q.device().is_cpu() || q.is_cuda(),
@@ -137,7 +136,7 @@ void require_attention(const AttentionArguments& a, const Attention& options) {
     return fmt::format("q has {} heads and k has {}: queries' heads must be a multiple of keys' heads", heads,
                        key_heads);
   });
-  require(size > 0, [&] { return fmt::format("q is {}: the head size must be positive", shape_of(q)); });
+  require(size > 0, [&] { return fmt::format("q is {}: head_dim must be positive", shape_of(q)); });
   require(
       keys < std::numeric_limits<std::int32_t>::max() - cpu::kAttentionKeyBlock,
       [&] { return fmt::format("k is {}: a block of keys may not exceed 2^31", shape_of(k)); },
@@ -181,7 +180,7 @@ void require_attention(const AttentionArguments& a, const Attention& options) {
 void require_mergeable(const at::Tensor& out, const at::Tensor& lse, const at::Tensor& other_out,
                        const at::Tensor& other_lse) {
   require(out.defined() && out.dim() == 4,
-          [&] { return fmt::format("out is {}; it must be [batch, sequence, heads, head size]", shape_of(out)); });
+          [&] { return fmt::format("out is {}; it must be [batch, seq_len, heads, head_dim]", shape_of(out)); });
   require(out.device().is_cpu() || out.is_cuda(),
           [&] { return fmt::format("out is on {}; there are bodies for the CPU and for CUDA", out.device().str()); });
   require_tensor(out, "out", out, out.sizes());

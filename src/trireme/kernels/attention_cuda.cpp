@@ -57,7 +57,7 @@ Attention as_seen(const at::Tensor& q, const at::Tensor& k, Attention options) {
   return options;
 }
 
-// ---- ATen's flash kernel, which wants [batch, sequence, heads, size], or with documents [tokens, heads, size]
+// ---- ATen's flash kernel, which wants [batch, seq_len, heads, size], or with documents [tokens, heads, size]
 
 struct Windows {
   std::optional<std::int64_t> left, right;

@@ -47,7 +47,7 @@ void check_tensors(const Arguments& arguments, const at::Tensor& out, const at::
   for (const auto& [tensor, name] : {std::pair{&q, "q"}, std::pair{&out, "out"}}) {
     if (tensor->dim() == 3 && tensor->sizes() == q.sizes() && (tensor->size(2) <= 1 || tensor->stride(2) == 1))
       continue;
-    arguments.refuse(fmt::format("{} must be [tokens, heads, head size] with a contiguous last dimension, as q is",
+    arguments.refuse(fmt::format("{} must be [tokens, heads, head_dim] with a contiguous last dimension, as q is",
                                  describe(*tensor, name)));
   }
   for (const auto& [tensor, name] : {std::pair{&keys, "keys"}, std::pair{&values, "values"}}) {
@@ -56,7 +56,7 @@ void check_tensors(const Arguments& arguments, const at::Tensor& out, const at::
       continue;
     }
     arguments.refuse(
-        fmt::format("{} must be contiguous [blocks, block size, kv heads, head size], whose heads divide "
+        fmt::format("{} must be contiguous [blocks, block_size, kv_heads, head_dim], whose heads divide "
                     "those of {}",
                     describe(*tensor, name), describe(q, "q")));
   }

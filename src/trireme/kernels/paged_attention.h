@@ -39,8 +39,8 @@ struct PagedAttention {
   at::Tensor key_scales = {}, value_scales = {};
 };
 
-/// Causal. `q` and `out` are [tokens, heads, head size], any strides but a contiguous last dimension; rows of no
-/// sequence are left alone. `keys` and `values` are contiguous [blocks, block size, kv heads, head size], and hold the
+/// Causal. `q` and `out` are [tokens, heads, head_dim], any strides but a contiguous last dimension; rows of no
+/// sequence are left alone. `keys` and `values` are contiguous [blocks, block_size, kv_heads, head_dim], and hold the
 /// queries' own keys too. All of one type: float, double, bfloat16 or half; or codes. Sums are kept in float (double).
 void paged_attention(at::Tensor& out, const at::Tensor& q, const at::Tensor& keys, const at::Tensor& values,
                      std::span<const PagedSequence> sequences, const PagedAttention& options);
@@ -55,7 +55,7 @@ struct PagedRows {
 void paged_attention(at::Tensor& out, const at::Tensor& q, const at::Tensor& keys, const at::Tensor& values,
                      const PagedRows& rows, const PagedAttention& options);
 
-/// GPU: k and v [tokens, kv heads, head size] go to slots block * block size + offset; below 0: nowhere. `v` and
+/// GPU: k and v [tokens, kv_heads, head_dim] go to slots block * block size + offset; below 0: nowhere. `v` and
 /// `values` may be undefined.
 void write_paged(at::Tensor& keys, at::Tensor& values, const at::Tensor& k, const at::Tensor& v,
                  const at::Tensor& slots);

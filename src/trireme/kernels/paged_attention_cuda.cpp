@@ -46,13 +46,13 @@ void paged_attention(at::Tensor& out, const at::Tensor& q, const at::Tensor& key
     arguments.refuse(fmt::format("{} must be of q's type, on the GPU", describe(*tensor, name)));
   }
   if (q.dim() != 3 || q.stride(2) != 1 || out.sizes() != q.sizes() || out.stride(2) != 1) {
-    arguments.refuse(fmt::format("{} and {} must be [tokens, heads, head size] with a contiguous last dimension",
+    arguments.refuse(fmt::format("{} and {} must be [tokens, heads, head_dim] with a contiguous last dimension",
                                  describe(q, "q"), describe(out, "out")));
   }
   if (keys.dim() != 4 || !keys.is_contiguous() || !values.is_contiguous() || keys.sizes() != values.sizes() ||
       keys.size(3) != q.size(2) || q.size(1) % keys.size(2) != 0 || q.size(2) > 256) {
     arguments.refuse(
-        fmt::format("{} must be contiguous [blocks, block size, kv heads, head size], whose heads divide those "
+        fmt::format("{} must be contiguous [blocks, block_size, kv_heads, head_dim], whose heads divide those "
                     "of {} and have at most 256 numbers",
                     describe(keys, "keys"), describe(q, "q")));
   }
@@ -104,7 +104,7 @@ void write_paged(at::Tensor& keys, at::Tensor& values, const at::Tensor& k, cons
       continue;
     }
     arguments.refuse(
-        fmt::format("{} must be [tokens, kv heads, head size] of the type and sizes of {}, its heads side by "
+        fmt::format("{} must be [tokens, kv_heads, head_dim] of the type and sizes of {}, its heads side by "
                     "side",
                     describe(*fresh, name), describe(*blocks, "the blocks")));
   }

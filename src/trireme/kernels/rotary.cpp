@@ -29,8 +29,8 @@ void rotary_(at::Tensor& x, const at::Tensor& cosines, const at::Tensor& sines, 
   const Arguments arguments("rotary_");
   const Element element = arguments.element(x, "x");
   if (x.dim() != 4 || (x.size(3) > 1 && x.stride(3) != 1)) {
-    arguments.refuse(fmt::format("{} must be [batch, sequence, heads, head size] with a contiguous last dimension",
-                                 describe(x, "x")));
+    arguments.refuse(
+        fmt::format("{} must be [batch, seq_len, heads, head_dim] with a contiguous last dimension", describe(x, "x")));
   }
   for (const auto& [table, name] : {std::pair{&cosines, "cosines"}, std::pair{&sines, "sines"}}) {
     arguments.sums(*table, name, cosines.numel(), element);

@@ -144,15 +144,15 @@ nn::Param& Assembly::table(const std::string& name, std::int64_t rows, nn::Init 
 }
 
 std::unique_ptr<nn::UnaryLayer> Assembly::embedding(nn::Stream stream) {
-  const std::int64_t width = shape_.hidden_size;
+  const std::int64_t hidden = shape_.hidden_size;
   const Init init = embedding_init();
   // Encoder and decoder read one vocabulary with one table, as the original shares them.
   nn::EmbeddingParts parts{.tokens = &token_table(), .stream = stream};
-  if (shape_.embedding_scale) parts.scale = std::sqrt(static_cast<double>(width));
+  if (shape_.embedding_scale) parts.scale = std::sqrt(static_cast<double>(hidden));
   if (shape_.position_kind == spec::PositionKind::kLearned) {
     parts.positions = &table("embedding.positions.weight", shape_.max_seq_len, init);
   } else if (shape_.position_kind == spec::PositionKind::kSinusoidal) {
-    parts.fixed_positions = nn::sinusoidal_positions(shape_.max_seq_len, width);
+    parts.fixed_positions = nn::sinusoidal_positions(shape_.max_seq_len, hidden);
   }
   if (shape_.segments > 0) {
     parts.segments = &table("embedding.segments.weight", shape_.segments, init);
@@ -238,23 +238,23 @@ nn::Norm Assembly::latent_norm(const std::string& name, std::int64_t rank) {
 
 std::unique_ptr<nn::Layer> Assembly::latent_attention(const std::string& name, nn::AttentionShape shape) {
   const spec::Mla& mla = shape_.mla;
-  const std::int64_t width = shape_.hidden_size, heads = shape_.num_heads;
+  const std::int64_t hidden = shape_.hidden_size, heads = shape_.num_heads;
   const nn::LatentSizes sizes{.kv_lora_rank = mla.kv_lora_rank,
                               .qk_nope_head_dim = shape_.head_dim,
                               .qk_rope_head_dim = mla.qk_rope_head_dim,
                               .v_head_dim = mla.v_head_dim};
   std::optional<nn::LatentProjections::Down> q_down;
   if (mla.q_lora_rank > 0) {
-    const nn::Linear down = linear(name + ".q_down", width, mla.q_lora_rank, /*bias=*/false);
+    const nn::Linear down = linear(name + ".q_down", hidden, mla.q_lora_rank, /*bias=*/false);
     q_down.emplace(nn::LatentProjections::Down{down, latent_norm(name + ".q_norm", mla.q_lora_rank)});
   }
-  const nn::Linear q_up = column(name + ".q_up", mla.q_lora_rank > 0 ? mla.q_lora_rank : width,
+  const nn::Linear q_up = column(name + ".q_up", mla.q_lora_rank > 0 ? mla.q_lora_rank : hidden,
                                  {{heads * sizes.qk_head_dim(), heads}}, /*bias=*/false);
-  const nn::Linear kv_down = linear(name + ".kv_down", width, mla.kv_lora_rank + mla.qk_rope_head_dim, /*bias=*/false);
+  const nn::Linear kv_down = linear(name + ".kv_down", hidden, mla.kv_lora_rank + mla.qk_rope_head_dim, /*bias=*/false);
   const nn::Norm kv_norm = latent_norm(name + ".kv_norm", mla.kv_lora_rank);
   const nn::Linear kv_up = column(name + ".kv_up", mla.kv_lora_rank,
                                   {{heads * (sizes.qk_nope_head_dim + sizes.v_head_dim), heads}}, /*bias=*/false);
-  const nn::Linear out = row(name + ".out", {heads * sizes.v_head_dim, heads}, width, shape_.output_bias);
+  const nn::Linear out = row(name + ".out", {heads * sizes.v_head_dim, heads}, hidden, shape_.output_bias);
   return std::make_unique<nn::LatentAttention>(
       std::move(shape), sizes, nn::LatentProjections{std::move(q_down), q_up, kv_down, kv_norm, kv_up, out}, rotary_,
       nn::make_context_core(parallel_), parallel_);
@@ -276,10 +276,10 @@ nn::Branch Assembly::cross(const std::string& name) {
 
 nn::Branch Assembly::mlp(const std::string& name) {
   nn::Norm normed = norm(name + ".norm");
-  const layout::Block inner{.size = shape_.ffn_size};
-  const std::vector<layout::Block> into(shape_.gated ? 2 : 1, inner);
+  const layout::Block ffn{.size = shape_.ffn_size};
+  const std::vector<layout::Block> into(shape_.gated ? 2 : 1, ffn);
   const nn::Linear in = column(name + ".in", shape_.hidden_size, into, shape_.mlp_bias);
-  const nn::Linear out = row(name + ".out", inner, shape_.hidden_size, shape_.mlp_bias);
+  const nn::Linear out = row(name + ".out", ffn, shape_.hidden_size, shape_.mlp_bias);
   return {.norm = normed,
           .body = std::make_unique<nn::Mlp>(in, out, to_kernel(shape_.activation), shape_.gated, save_mlp_activations_),
           .dropout = dropout(name)};
@@ -324,12 +324,12 @@ std::unique_ptr<nn::Layer> Assembly::multi_token_prediction(const BuildOptions& 
     std::unique_ptr<nn::Layer> block;
     nn::Norm norm;
   };
-  const std::int64_t width = shape_.hidden_size;
+  const std::int64_t hidden = shape_.hidden_size;
   std::vector<Own> own;
   for (std::int64_t depth = 0; depth < shape_.mtp_depth; ++depth) {
     const std::string name = fmt::format("mtp.{}", depth);
     const nn::Norm embedding_norm = norm(name + ".embedding_norm"), hidden_norm = norm(name + ".hidden_norm");
-    const nn::Linear projection = linear(name + ".projection", 2 * width, width, /*bias=*/false);
+    const nn::Linear projection = linear(name + ".projection", 2 * hidden, hidden, /*bias=*/false);
     auto layer = block(name, shape_.num_layers + depth, BlockKind::kPlain);
     if (options.recompute.kind == nn::RecomputeKind::kFull) layer = std::make_unique<nn::Recomputed>(std::move(layer));
     own.push_back({embedding_norm, hidden_norm, projection, std::move(layer), norm(name + ".norm")});

@@ -44,11 +44,11 @@ nn::Param& Assembly::expert_weight(const std::string& name, layout::Shape shape,
 
 nn::moe::SharedExperts Assembly::shared_experts(const std::string& name) {
   nn::moe::SharedExperts shared;
-  const layout::Block inner{.size = spec::shared_ffn_size(shape_)};
-  if (inner.size == 0) return shared;
-  const std::vector<layout::Block> into(shape_.gated ? 2 : 1, inner);
+  const layout::Block ffn{.size = spec::shared_ffn_size(shape_)};
+  if (ffn.size == 0) return shared;
+  const std::vector<layout::Block> into(shape_.gated ? 2 : 1, ffn);
   const nn::Linear in = column(name + ".in", shape_.hidden_size, into, /*bias=*/false);
-  const nn::Linear out = row(name + ".out", inner, shape_.hidden_size, /*bias=*/false);
+  const nn::Linear out = row(name + ".out", ffn, shape_.hidden_size, /*bias=*/false);
   shared.mlp = std::make_unique<nn::Mlp>(in, out, to_kernel(shape_.activation), shape_.gated, save_mlp_activations_);
   if (shape_.experts.shared_expert_gate)
     shared.gate = &table(name + ".gate.weight", 1, matrix_init(shape_.hidden_size, 1, false));
@@ -82,12 +82,12 @@ nn::moe::ExpertLoads& Assembly::expert_loads(const std::string& name, Router::Bi
 
 nn::Branch Assembly::experts(const std::string& name, nn::Stream stream) {
   const spec::Experts& config = shape_.experts;
-  const std::int64_t width = shape_.hidden_size, inner = spec::expert_ffn_size(shape_), count = config.num_experts;
-  const std::int64_t into = shape_.gated ? 2 * inner : inner;
+  const std::int64_t hidden = shape_.hidden_size, ffn = spec::expert_ffn_size(shape_), count = config.num_experts;
+  const std::int64_t into = shape_.gated ? 2 * ffn : ffn;
   nn::Norm normed = norm(name + ".norm");
   auto router = nn::moe::make_router(config);
   nn::Param& router_weight =
-      table(name + ".router.weight", router->outputs(), matrix_init(width, router->outputs(), false));
+      table(name + ".router.weight", router->outputs(), matrix_init(hidden, router->outputs(), false));
   nn::Param* thresholds = nullptr;
   if (router->bias_kind() == Router::BiasKind::kLearned) {
     thresholds = &vector(name + ".router.thresholds", count, {Init::Kind::kZeros, 0});
@@ -95,12 +95,12 @@ nn::Branch Assembly::experts(const std::string& name, nn::Stream stream) {
     thresholds->equal_axes = parallel_.sample_axes();
   }
   nn::moe::ExpertLoads& loads = expert_loads(name, router->bias_kind());
-  const layout::Block block{.size = inner};
+  const layout::Block block{.size = ffn};
   const std::vector<layout::Block> blocks(shape_.gated ? 2 : 1, block);
   nn::Param& in =
-      expert_weight(name + ".experts.in.weight", {count, into, width}, 1, blocks, matrix_init(width, into, false));
+      expert_weight(name + ".experts.in.weight", {count, into, hidden}, 1, blocks, matrix_init(hidden, into, false));
   nn::Param& out =
-      expert_weight(name + ".experts.out.weight", {count, width, inner}, 2, {block}, matrix_init(inner, width, true));
+      expert_weight(name + ".experts.out.weight", {count, hidden, ffn}, 2, {block}, matrix_init(ffn, hidden, true));
   nn::moe::SharedExperts shared = shared_experts(name + ".shared");
   std::unique_ptr<nn::moe::RowExchange> exchange = std::make_unique<nn::moe::LocalExchange>();
   std::int64_t first = 0;

@@ -44,7 +44,7 @@ struct Model {
   /// {ids}, or {source ids, ids} where there is an encoder. The mean loss with targets in the context, logits without.
   at::Tensor forward(nn::Tensors ids, nn::Context& context, nn::Tape* tape);
   void backward(nn::Context& context, nn::Tape& tape);
-  /// Logits of each row's last token, or of each sequence's in context.kv_batch: [batch, vocabulary]. The others are
+  /// Logits of each row's last token, or of each sequence's in context.kv_batch: [batch, vocab_size]. The others are
   /// not computed. For a single stream of tokens.
   at::Tensor next_logits(at::Tensor ids, nn::Context& context);
 };

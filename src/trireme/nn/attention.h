@@ -35,7 +35,7 @@ class SelfAttention final : public ResidualLayer {
 
  private:
   struct Heads {
-    at::Tensor q, k, v;  // views [batch, sequence, heads, head size]
+    at::Tensor q, k, v;  // views [batch, seq_len, heads, head_dim]
   };
   Heads split(const at::Tensor& qkv) const;
   void normalise(at::Tensor& qkv, Context& context, Tape* tape);
@@ -68,7 +68,7 @@ class CrossAttention final : public Layer {
   };
   std::vector<QueryRange> query_ranges(const Context& context, std::int64_t queries) const;
   double flops(const Context& context, const at::Tensor& q, const at::Tensor& rows) const;
-  /// Keys and values of whole rows, [batch, row, 2 kv heads, head size].
+  /// Keys and values of whole rows, [batch, tokens, 2 kv_heads, head_dim].
   at::Tensor rows_of(const at::Tensor& kv) const;
 
   AttentionShape shape_;

@@ -22,7 +22,7 @@ PairCost pair_cost(const at::Tensor& q, const at::Tensor& v);
 /// Whole rows.
 TokenSpan all_tokens(const Sequence& sequence, std::int64_t length);
 
-/// [batch, tokens, heads, size] to [batch, tokens, width], without a copy.
+/// [batch, tokens, heads, size] to [batch, tokens, heads * size], without a copy.
 at::Tensor merge_heads(const at::Tensor& heads);
 
 class AttentionCore {

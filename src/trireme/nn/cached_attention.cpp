@@ -62,7 +62,7 @@ void write_tokens(KvCache::Layer& layer, const at::Tensor& slots, const at::Tens
 }
 
 struct Gathered {
-  at::Tensor keys, values;  ///< [1, tokens, kv heads, head size]
+  at::Tensor keys, values;  ///< [1, tokens, kv_heads, head_dim]
   std::int64_t first = 0;   ///< position of the first token
 };
 

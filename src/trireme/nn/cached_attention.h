@@ -19,7 +19,7 @@ namespace trireme::nn {
 bool reads_in_place(const at::Tensor& q, const KvBatch::SequenceRows& sequence, const Context& context);
 
 /// Writes the step's keys and values into the layer's blocks and attends to what they then hold. q, k, v and the result
-/// are [1, tokens, heads, head size], tokens as context.kv_batch says.
+/// are [1, tokens, heads, head_dim], tokens as context.kv_batch says.
 at::Tensor attend_cached(const AttentionShape& shape, Context& context, const at::Tensor& q, const at::Tensor& k,
                          const at::Tensor& v);
 

@@ -26,12 +26,12 @@ class DropoutRngState;
 struct KvBatch;
 struct Distillation;
 
-/// The tokens of a microbatch, [batch, sequence]. Of an inference step with a KV cache: those of all its sequences,
+/// The tokens of a micro-batch, [batch, seq_len]. Of an inference step with a KV cache: those of all its sequences,
 /// [1, tokens], which `Context::kv_batch` tells apart.
 struct Sequence {
   at::Tensor positions;  ///< int64, each token's place in its document
   at::Tensor documents;  ///< int32, packed documents: equal numbers see each other; undefined: one a row
-  /// int64 [sequence], where ranks share each row's tokens: which columns of the row these are. `documents` then has
+  /// int64 [seq_len], where ranks share each row's tokens: which columns of the row these are. `documents` then has
   /// whole rows, since tokens see those of other ranks. Undefined: 0, 1, ... On the host, wherever the others are.
   at::Tensor columns = {};
   std::int64_t row_length = 0;      ///< tokens of a whole row, with `columns`
@@ -71,7 +71,7 @@ class GradientWatch {
 
 /// What multi-token prediction reads, one slice of the last dimension for each depth: multi_token.h.
 struct MtpTokens {
-  at::Tensor ids;      ///< int64 [batch, sequence, depths]; undefined: no multi-token prediction in this pass
+  at::Tensor ids;      ///< int64 [batch, seq_len, depths]; undefined: no multi-token prediction in this pass
   at::Tensor targets;  ///< as large, -100: no loss
   at::Tensor weights;  ///< float, as large; undefined: 1
 };
@@ -90,10 +90,10 @@ struct Context {
 
   Sequence sequence;    ///< what the model reads, or its decoder
   Sequence source;      ///< what an encoder reads beside a decoder
-  at::Tensor segments;  ///< int64 [batch, sequence], BERT's token types; undefined: all zero
+  at::Tensor segments;  ///< int64 [batch, seq_len], BERT's token types; undefined: all zero
 
-  at::Tensor targets;       ///< int64 [batch, sequence], -100: no loss; undefined: the model gives logits
-  at::Tensor loss_weights;  ///< float [batch, sequence]: weight of each token's loss; undefined: 1
+  at::Tensor targets;       ///< int64 [batch, seq_len], -100: no loss; undefined: the model gives logits
+  at::Tensor loss_weights;  ///< float [batch, seq_len]: weight of each token's loss; undefined: 1
   /// The teacher whose probabilities the main loss learns beside the targets: distillation.h; null: none. Shared by the
   /// copies of a context.
   std::shared_ptr<const Distillation> distillation;

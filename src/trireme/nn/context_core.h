@@ -34,7 +34,7 @@ struct CoreOutput {
 class ContextCore {
  public:
   virtual ~ContextCore() = default;
-  /// q, k, v of this rank's tokens, [batch, tokens, heads, head size]; values may have another size than keys.
+  /// q, k, v of this rank's tokens, [batch, tokens, heads, head_dim]; values may have another size than keys.
   virtual CoreOutput forward(const CoreCall& call, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) = 0;
   virtual void backward(const CoreCall& call, CoreGradients& gradients, const at::Tensor& dout,
                         const SavedCore& kept) = 0;

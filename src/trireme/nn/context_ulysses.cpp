@@ -1,6 +1,6 @@
 // Ulysses: before attention ranks trade tokens for heads, so that each has all tokens for some heads; after it, back.
 //
-// Each of q, k, v and the output moves once: 4 (p - 1)/p of a rank's tokens times the width. Where there are fewer
+// Each of q, k, v and the output moves once: 4 (p - 1)/p of a rank's tokens times hidden_size. Where there are fewer
 // heads of keys than ranks, a head goes to all ranks whose queries share it, and their gradients are summed.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/sum.h>

@@ -34,7 +34,7 @@ class DropoutRngState {
 class Dropout {
  public:
   Dropout(std::string name, double p, SequencePart part = {});
-  /// x [batch, sequence, width] in place; nothing outside training. Also the backward pass, on the gradient.
+  /// x [batch, seq_len, hidden_size] in place; nothing outside training. Also the backward pass, on the gradient.
   void apply(at::Tensor& x, const Sequence& sequence, const Context& context) const;
   bool active(const Context& context) const { return context.training && p_ > 0; }
 

@@ -130,12 +130,12 @@ at::Tensor Embedding::backward(at::Tensor dy, Context& context, Tape& tape) {
   return {};
 }
 
-at::Tensor sinusoidal_positions(std::int64_t positions, std::int64_t width) {
-  at::Tensor table = at::empty({positions, width}, at::kDouble);
+at::Tensor sinusoidal_positions(std::int64_t positions, std::int64_t hidden_size) {
+  at::Tensor table = at::empty({positions, hidden_size}, at::kDouble);
   auto* out = table.data_ptr<double>();
   for (std::int64_t position = 0; position < positions; ++position) {
-    for (std::int64_t column = 0; column < width; ++column) {
-      const double pair = static_cast<double>(column / 2 * 2) / static_cast<double>(width);
+    for (std::int64_t column = 0; column < hidden_size; ++column) {
+      const double pair = static_cast<double>(column / 2 * 2) / static_cast<double>(hidden_size);
       const double angle = static_cast<double>(position) / std::pow(10000.0, pair);
       *out++ = column % 2 == 0 ? std::sin(angle) : std::cos(angle);
     }

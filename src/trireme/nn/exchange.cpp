@@ -13,18 +13,18 @@
 namespace trireme::nn {
 namespace {
 
-/// [ranks, batch, part, width] as [batch, ranks * part, width].
+/// [ranks, batch, part, hidden] as [batch, ranks * part, hidden].
 at::Tensor side_by_side(const at::Tensor& blocks) {
-  const std::int64_t ranks = blocks.size(0), batch = blocks.size(1), part = blocks.size(2), width = blocks.size(3);
-  if (batch == 1) return blocks.view({1, ranks * part, width});
-  return blocks.transpose(0, 1).reshape({batch, ranks * part, width});
+  const std::int64_t ranks = blocks.size(0), batch = blocks.size(1), part = blocks.size(2), hidden = blocks.size(3);
+  if (batch == 1) return blocks.view({1, ranks * part, hidden});
+  return blocks.transpose(0, 1).reshape({batch, ranks * part, hidden});
 }
 
 /// The other way; contiguous.
 at::Tensor in_blocks(const at::Tensor& whole, std::int64_t ranks) {
-  const std::int64_t batch = whole.size(0), part = whole.size(1) / ranks, width = whole.size(2);
+  const std::int64_t batch = whole.size(0), part = whole.size(1) / ranks, hidden = whole.size(2);
   TRIREME_CHECK(part * ranks == whole.size(1), "{} tokens for {} ranks", whole.size(1), ranks);
-  return whole.reshape({batch, ranks, part, width}).transpose(0, 1).contiguous();
+  return whole.reshape({batch, ranks, part, hidden}).transpose(0, 1).contiguous();
 }
 
 /// Numbers of the other ranks, the next first: no two ranks begin with the same.

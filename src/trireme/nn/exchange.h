@@ -1,10 +1,10 @@
 // nn/exchange.h -- what ranks of a parallel context pass to each other around a GEMM: gathered tokens, sums,
 // reduce-scatters.
 //
-// Tensors are [batch, tokens, width]; a rank's part is a stretch of the tokens. A gather and a reduce-scatter move
-// (p - 1)/p of the whole tensor per rank, a sum twice that. With `overlap` the parts travel one by one while others
-// are computed with: a gather starts with what is here, a reduce-scatter with what is wanted elsewhere. Sums have a
-// fixed order in either case, so that a run repeats to the bit.
+// Tensors are [batch, tokens, hidden_size]; a rank's part is a stretch of the tokens. A gather and a reduce-scatter
+// move (p - 1)/p of the whole tensor per rank, a sum twice that. With `overlap` the parts travel one by one while
+// others are computed with: a gather starts with what is here, a reduce-scatter with what is wanted elsewhere. Sums
+// have a fixed order in either case, so that a run repeats to the bit.
 // Depends on: base, comm, device.
 #pragma once
 

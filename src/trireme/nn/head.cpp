@@ -70,14 +70,14 @@ class Totals {
 };
 
 /// Where a rank has a slice of the classes, a number that no rank has would pass unnoticed.
-void check_targets(const at::Tensor& targets, std::int64_t vocabulary) {
+void check_targets(const at::Tensor& targets, std::int64_t vocab_size) {
   if (targets.is_cuda()) return;  // who put them there has looked
   const at::Tensor numbers = targets.contiguous();
   const std::int64_t ignore = kernels::CrossEntropy{}.ignore;
   for (const std::int64_t target :
        std::span(numbers.const_data_ptr<std::int64_t>(), static_cast<std::size_t>(numbers.numel()))) {
-    if ((target >= 0 && target < vocabulary) || target == ignore) continue;
-    throw ConfigError(fmt::format("target {} is outside the model's vocabulary of {}", target, vocabulary),
+    if ((target >= 0 && target < vocab_size) || target == ignore) continue;
+    throw ConfigError(fmt::format("target {} is outside the model's vocabulary of {}", target, vocab_size),
                       fmt::format("targets that take no part are {}", ignore));
   }
 }
@@ -148,7 +148,7 @@ Head::Values Head::cross_entropy(at::Tensor& logits, const at::Tensor& targets, 
 
 Head::Values Head::cross_entropy_over_slices(at::Tensor& logits, const at::Tensor& targets, const at::Tensor& scales,
                                              double z_loss) const {
-  const std::int64_t vocabulary = weight_.placement.shape[0];
+  const std::int64_t vocab_size = weight_.placement.shape[0];
   const auto type = logits.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   const at::Tensor of_slice = targets - first_class_;
   at::Tensor real = logits.narrow(1, 0, classes_);
@@ -163,11 +163,11 @@ Head::Values Head::cross_entropy_over_slices(at::Tensor& logits, const at::Tenso
   const at::Tensor whole = at::logsumexp(all.select(1, 0), {0}), hit = at::sum(all.select(1, 1), {0});
   const double smoothing = options_.label_smoothing;
   Values values{.losses = whole - hit * (1 - smoothing)};
-  if (smoothing > 0) values.losses.sub_(at::sum(all.select(1, 2), {0}), smoothing / static_cast<double>(vocabulary));
+  if (smoothing > 0) values.losses.sub_(at::sum(all.select(1, 2), {0}), smoothing / static_cast<double>(vocab_size));
   if (z_loss > 0) values.z_losses = whole * whole * z_loss;
   if (scales.defined()) {
     kernels::cross_entropy_slice_gradients(
-        {.logits = real, .targets = of_slice, .scale = scales, .lse = whole, .vocabulary = vocabulary},
+        {.logits = real, .targets = of_slice, .scale = scales, .lse = whole, .vocabulary = vocab_size},
         {.label_smoothing = smoothing, .z_loss = z_loss});
     logits.narrow(1, classes_, logits.size(1) - classes_).zero_();
   }

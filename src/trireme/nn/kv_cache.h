@@ -4,7 +4,7 @@
 //   const KvBatch batch = make_kv_batch(cache, steps);    // any mix of prefill chunks and decode
 //   context.kv_batch = &batch;
 //   context.sequence = packed_sequence(batch);            // tokens of all sequences in one row, one after the other
-//   model.next_logits(ids, context);                      // [sequences, vocabulary]
+//   model.next_logits(ids, context);                      // [sequences, vocab_size]
 //
 // Every layer but attention works token by token, so sequences of all lengths lie side by side without padding.
 // Depends on: base, kernels, spec, nn/block_table.h.

@@ -22,7 +22,7 @@ class Layer {
   virtual ~Layer() = default;
   /// `tape` is null where no backward pass follows.
   virtual Tensors forward(Tensors inputs, Context& context, Tape* tape) = 0;
-  /// Gradients of the inputs from those of the outputs; undefined ones for inputs that have none (token numbers).
+  /// Gradients of the inputs from those of the outputs; undefined ones for inputs that have none (token ids).
   virtual Tensors backward(Tensors gradients, Context& context, Tape& tape) = 0;
 };
 

@@ -99,9 +99,9 @@ at::Tensor MultiTokenPrediction::backward_module(MtpModule& module, std::int64_t
   dx = module.norm.backward(std::move(dx), context, tape);
   dx = std::move(module.block->backward({std::move(dx)}, context, tape)[0]);
   const at::Tensor joined = module.projection.backward(std::move(dx), context, tape);
-  const std::int64_t width = joined.size(2) / 2;
-  at::Tensor out = module.hidden_norm.backward(joined.narrow(2, width, width).contiguous(), context, tape);
-  at::Tensor dembedded = module.embedding_norm.backward(joined.narrow(2, 0, width).contiguous(), context, tape);
+  const std::int64_t hidden = joined.size(2) / 2;
+  at::Tensor out = module.hidden_norm.backward(joined.narrow(2, hidden, hidden).contiguous(), context, tape);
+  at::Tensor dembedded = module.embedding_norm.backward(joined.narrow(2, 0, hidden).contiguous(), context, tape);
   module.embedding->backward(std::move(dembedded), context, tape);
   return out;
 }

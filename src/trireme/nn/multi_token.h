@@ -7,7 +7,7 @@
 //   h_j = norm_j(block_j(W_j [norm(embedding(t_{i+j})); norm(h_{j-1})]))      loss_j = head(h_j) against t_{i+j+1}
 //
 // The total loss gets weight / D times the sum of their losses, each divided by the main loss's targets. What stands
-// i + j tokens on is looked up before ranks share rows: token numbers are shifted, activations never.
+// i + j tokens on is looked up before ranks share rows: token ids are shifted, activations never.
 // Depends on: base, comm, kernels.
 #pragma once
 
@@ -20,7 +20,7 @@
 
 namespace trireme::nn {
 
-/// Fills the context's MtpTokens from whole rows: ids [batch, sequence], targets and documents as the context has them.
+/// Fills the context's MtpTokens from whole rows: ids [batch, seq_len], targets and documents as the context has them.
 /// A token that its own document does not have is 0, without a target; no other token sees it.
 void shift_tokens(const at::Tensor& ids, Context& context, std::int64_t depth);
 

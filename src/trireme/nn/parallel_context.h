@@ -51,7 +51,7 @@ struct TokenSplit {
   TokenRanges mine(std::int64_t length) const;
 };
 
-/// Of [batch, sequence, ..] whole rows, the columns of these stretches, side by side. Undefined stays undefined.
+/// Of [batch, seq_len, ..] whole rows, the columns of these stretches, side by side. Undefined stays undefined.
 at::Tensor take_tokens(const at::Tensor& rows, const TokenRanges& stretches);
 
 /// A micro that holds whole rows, `ids` and context, becomes this rank's part of it.

@@ -1,7 +1,7 @@
 // nn/recompute.h -- memory for time: keep a layer's inputs only, and run it again before its backward pass.
 //
-// The second run gives the same bits: dropout is drawn by token numbers, and every operator's result depends on its
-// inputs alone. So gradients are equal to the last bit with and without. Where the context has a Stash, kept inputs
+// The second run gives the same bits: dropout is drawn by global token indices, and every operator's result depends on
+// its inputs alone. So gradients are equal to the last bit with and without. Where the context has a Stash, kept inputs
 // wait on the host. Ranks that have the same inputs may each keep a part and gather them in backward (ZeRO-R's
 // partitioned activations, Rajbhandari et al. 2019).
 // Depends on: base, comm, spec (which kinds there are).

@@ -1,4 +1,4 @@
-// nn/tape.h -- what one microbatch's forward pass leaves for its backward pass.
+// nn/tape.h -- what one micro-batch's forward pass leaves for its backward pass.
 //
 // A stack: backward visits layers in exactly the opposite order, so each pops what it pushed. Weight gradients may be
 // deferred (zero-bubble schedules run them later), which is why a backward pass must not overwrite tensors that such

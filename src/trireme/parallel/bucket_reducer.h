@@ -78,7 +78,7 @@ class BucketReducer {
   /// For --explain: what happens to a gradient, in order.
   virtual std::string description() const = 0;
   /// Bytes that this rank sends for a bucket in a step, of which it is launched so often: with ZeRO 2 and 3 in every
-  /// microbatch, else once.
+  /// micro-batch, else once.
   virtual double sent_bytes(const Bucket& bucket, int launches) const = 0;
 
   // A step, in this order. Ranks make these calls for the same buckets in the same order, so each of them may
@@ -89,7 +89,7 @@ class BucketReducer {
   /// From now on gradients are of a loss that was multiplied by this (fp16), and so are their sums.
   virtual void set_loss_scale(double /*scale*/) {}
   /// bucket.sending has this rank's gradients, padding included, and is the reducer's until settle(). Members lie in it
-  /// as view_in() says. With ZeRO 2 and 3 each microbatch is launched by itself: what compresses once a step refuses
+  /// as view_in() says. With ZeRO 2 and 3 each micro-batch is launched by itself: what compresses once a step refuses
   /// them.
   virtual void launch(Bucket& bucket) = 0;
   /// Backward has gone on: a reducer that has something to do with what has arrived since does it. Ranks call it at

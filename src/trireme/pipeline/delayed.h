@@ -6,7 +6,7 @@
 //             optimizer->step(...); delayed.updated();
 //
 // One step after the other, versions kept for as long as any micro could be on its way. Nothing of the executor is in
-// here: no table is walked, nothing stashed or loaded.
+// here: no table is executed, nothing stashed or loaded.
 // Depends on: base, schedule, models, nn.
 #pragma once
 

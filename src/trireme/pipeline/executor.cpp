@@ -92,7 +92,7 @@ RunReport Executor::run(const ExecutorCall& run) {
     if (run.validated && settled_ < present_) position = settle(position, run);
     if (position == list.size()) break;
     const Instruction& instruction = list[position];
-    // Transfers of the step before ended when this stretch was walked first.
+    // Transfers of the step before ended when this stretch was executed first.
     if (again_ && is_transfer(instruction.op) && table_.step_of(instruction.micro) < present_) continue;
     const auto start = run.keep_spans ? Clock::now() : begin;
     execute_in_context(instruction, position, run);
@@ -117,7 +117,7 @@ std::size_t Executor::settle(std::size_t position, const ExecutorCall& run) {
   const SpeculationWindow& window = windows_[static_cast<std::size_t>(settled_)];
   if (position < window.end[rank]) return position;
   ++settled_;
-  if (again_) {  // the right update was taken before it was walked again
+  if (again_) {  // the right update was taken before it was executed again
     again_ = false;
     return position;
   }
@@ -217,10 +217,10 @@ void Executor::backward(int chunk, int micro, bool weights) {
   portals_.after(chunk, micro, /*forward=*/false);
 }
 
-void Executor::add_up(std::vector<StepSums>& steps) {
+void Executor::add_up(std::vector<PassSums>& steps) {
   std::vector<double> flops;
   std::vector<std::vector<nn::LossTerm>> losses;
-  for (StepSums& step : steps) {
+  for (PassSums& step : steps) {
     flops.insert(flops.end(), {step.flops, step.recomputed_flops});
     losses.push_back(std::move(step.losses));
   }
@@ -238,8 +238,8 @@ void TimelineRecorder::add(const RunReport& report) {
     times.push_back(std::chrono::duration<double>(began + ran.start).count());
     times.push_back(std::chrono::duration<double>(began + ran.end).count());
   }
-  walks_.push_back(std::move(times));
-  if (walks_.size() > most_) walks_.pop_front();
+  executions_.push_back(std::move(times));
+  if (executions_.size() > most_) executions_.pop_front();
 }
 
 std::vector<schedule::Timeline> TimelineRecorder::gather(comm::Group& pipeline) const {
@@ -248,7 +248,7 @@ std::vector<schedule::Timeline> TimelineRecorder::gather(comm::Group& pipeline) 
   std::size_t all = 0;
   for (const std::size_t count : counts) all += count;
   std::vector<schedule::Timeline> timelines;
-  for (const std::vector<double>& mine : walks_) {
+  for (const std::vector<double>& mine : executions_) {
     TRIREME_CHECK(mine.size() == counts[static_cast<std::size_t>(pipeline.rank())],
                   "a step with {} times is stored, but the list has {}", mine.size(),
                   counts[static_cast<std::size_t>(pipeline.rank())]);

@@ -1,4 +1,4 @@
-// pipeline/executor.h -- one rank of a pipeline walks its list of a schedule, on real layers.
+// pipeline/executor.h -- one rank of a pipeline executes its list of a schedule, on real layers.
 //
 //   Executor executor({.table = table, .stage = stage, .pipeline = pipeline, .replicas = &replicas});
 //   const RunReport report = executor.run({
@@ -31,11 +31,11 @@ namespace trireme::pipeline {
 struct ExecutorParts {
   const schedule::Schedule& table;                  ///< complete: with updates and transfers (schedule::complete)
   Stage& stage;                                     ///< with memory for its parameters
-  comm::Group& pipeline;                            ///< its rank r walks list r
+  comm::Group& pipeline;                            ///< its rank r executes list r
   parallel::DataParallel* data_parallel = nullptr;  ///< how ranks with the same stage in other pipelines agree
   WeightPredictor* predictor = nullptr;             ///< where the table predicts weights
-  WaveWeights* waves = nullptr;    ///< where virtual workers push and pull waves; null: tables of waves are just walked
-  comm::Group* scatter = nullptr;  ///< ranks with the same boundary tensors, each of which sends a part (transfers.h)
+  WaveWeights* waves = nullptr;  ///< where virtual workers push and pull waves; null: tables of waves are just executed
+  comm::Group* scatter = nullptr;   ///< ranks with the same boundary tensors, each of which sends a part (transfers.h)
   ScaleVersions* scales = nullptr;  ///< delayed FP8 scales of steps that overlap
   QueueMeter* receives = nullptr;   ///< what comes from other stages (transfers.h)
 };
@@ -61,7 +61,7 @@ struct ExecutedInstruction {
 };
 
 struct RunReport {
-  std::vector<StepSums> steps;             ///< by step of the table, over all ranks of the pipeline (not of replicas)
+  std::vector<PassSums> steps;             ///< by step of the table, over all ranks of the pipeline (not of replicas)
   std::vector<ExecutedInstruction> spans;  ///< of this rank; where asked for
   std::chrono::steady_clock::time_point began;
   int max_weight_copies = 0;           ///< of weights on this rank at once, the present ones not counted
@@ -75,7 +75,7 @@ class Executor {
   /// schedules can do: ConfigErrors. Called on all ranks of the pipeline together. All parts are borrowed.
   explicit Executor(const ExecutorParts& parts);
 
-  /// Walks the list once. An Error that passes gains rank, instruction and micro.
+  /// Executes the list once. An Error that passes gains rank, instruction and micro.
   RunReport run(const ExecutorCall& run);
   /// For optim::update: gradient norms over all stages.
   const optim::AcrossRanks& across() {
@@ -92,7 +92,7 @@ class Executor {
   void backward(int chunk, int micro, bool weights);
   void execute_in_context(const schedule::Instruction& instruction, std::size_t position, const ExecutorCall& run);
   std::size_t settle(std::size_t position, const ExecutorCall& run);
-  void add_up(std::vector<StepSums>& steps);
+  void add_up(std::vector<PassSums>& steps);
 
   const schedule::Schedule table_;
   comm::Group& pipeline_;
@@ -110,25 +110,25 @@ class Executor {
   std::vector<SpeculationWindow> windows_;  // where updates are settled after the fact
   int present_ = 0;                         // updates made in this run
   int settled_ = 0;                         // of them, those that stand
-  bool again_ = false;                      // the window is walked a second time
+  bool again_ = false;                      // the window is executed a second time
 };
 
-/// The last walks of a table by all ranks of a pipeline, as schedule/timeline.h knows them.
+/// The last executions of a table by all ranks of a pipeline, as schedule/timeline.h knows them.
 class TimelineRecorder {
  public:
   /// Keeps so many; the table is borrowed.
   explicit TimelineRecorder(const schedule::Schedule& table, std::size_t most = 8) : table_(table), most_(most) {}
   /// A run with keep_spans that went back nowhere.
   void add(const RunReport& report);
-  std::size_t size() const { return walks_.size(); }
-  /// The walks of all ranks, oldest first, on rank 0; empty elsewhere. On all ranks of the pipeline together, which
-  /// share a clock: on several machines lanes of different machines are shifted by what their clocks differ.
+  std::size_t size() const { return executions_.size(); }
+  /// The executions of all ranks, oldest first, on rank 0; empty elsewhere. On all ranks of the pipeline together,
+  /// which share a clock: on several machines lanes of different machines are shifted by what their clocks differ.
   std::vector<schedule::Timeline> gather(comm::Group& pipeline) const;
 
  private:
   const schedule::Schedule& table_;
   std::size_t most_;
-  std::deque<std::vector<double>> walks_;  // begin and end of each instruction, by the machine's clock
+  std::deque<std::vector<double>> executions_;  // begin and end of each instruction, by the machine's clock
 };
 
 }  // namespace trireme::pipeline

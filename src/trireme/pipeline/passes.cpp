@@ -301,7 +301,7 @@ void Passes::pass_over(int micro) {
   Running& running = this->running(micro);
   if (--running.chunks_left > 0) return;
   const nn::Context& context = running.micro->context;
-  StepSums& sums = sums_[static_cast<std::size_t>(table_.step_of(micro))];
+  PassSums& sums = sums_[static_cast<std::size_t>(table_.step_of(micro))];
   for (std::size_t i = running.losses_before; i < context.losses.size(); ++i) {
     nn::add_term(sums.losses, context.losses[i]);
   }
@@ -355,7 +355,7 @@ void Passes::put_gradient(int chunk, int micro, nn::Tensors gradients) {
   cell(chunk, micro).gradients = std::move(gradients);
 }
 
-std::vector<StepSums> Passes::end() {
+std::vector<PassSums> Passes::end() {
   for (std::size_t micro = 0; micro < micros_.size(); ++micro) {
     TRIREME_CHECK(micros_[micro].chunks_left == 0, "rank {} ends its list, but micro {} is not through", rank_, micro);
   }

@@ -22,7 +22,7 @@ namespace trireme::pipeline {
 using MicroSource = std::function<Micro(int micro)>;
 
 /// What a rank's share of one optimizer step was.
-struct StepSums {
+struct PassSums {
   std::vector<nn::LossTerm> losses = {};  ///< by name, added up over micros: nn::total_of() needs the step's counts
   double flops = 0, recomputed_flops = 0;
 };
@@ -33,7 +33,7 @@ class Passes {
   Passes(const schedule::Schedule& table, int rank, std::span<const Chunk> chunks, const BoundaryTensors& boundaries,
          WeightVersions& versions);
 
-  /// Before the table is walked (again).
+  /// Before the table is executed (again).
   void begin(MicroSource source);
   /// Where the table doubles forwards: of this micro and the next.
   void forward(int chunk, int micro);
@@ -62,7 +62,7 @@ class Passes {
 
   /// By step of the table, of what this rank computed. Throws where a micro is not through: a table that was not
   /// checked.
-  std::vector<StepSums> end();
+  std::vector<PassSums> end();
 
  private:
   struct Cell {
@@ -108,7 +108,7 @@ class Passes {
   bool doubled_ = false;                               // the table's forwards take two micros each: all or none do
   std::vector<Running> micros_;
   std::vector<Pair> pairs_;  // by half of the first micro
-  std::vector<StepSums> sums_;
+  std::vector<PassSums> sums_;
   MicroSource source_;
 };
 

@@ -57,8 +57,8 @@ class PostValidatedUpdate {
   void take(const optim::UpdateOptions& options);
   /// Waits for the norm over all stages: whether the step was right. The same on every rank.
   bool validated();
-  /// Only where it does not stand: puts everything back and steps as optim::update would have. Gradients that are no
-  /// numbers are optim::NonFiniteGradients without a loss scale.
+  /// Only where it does not stand: puts everything back and steps as optim::update would have. NaN or Inf in
+  /// gradients is optim::NonFiniteGradients without a loss scale.
   void redo();
   /// Of the last step that was settled.
   const optim::UpdateResult& result() const { return result_; }

@@ -99,7 +99,7 @@ std::vector<double> parameter_costs(const spec::ModelShape& shape, const models:
   return costs;
 }
 
-Stage build_stage(const StagePlan& plan) {
+Stage build_stage(const StageOptions& plan) {
   const auto& [shape, table, split, precision, rank, options] = plan;
   const auto whole = models::build(shape, options);
   const std::vector<std::string> names = names_of(*whole);
@@ -136,7 +136,7 @@ Stage build_stage(const StagePlan& plan) {
   return stage;
 }
 
-std::vector<ParamHolders> holders_with(const StagePlan& plan) {
+std::vector<ParamHolders> holders_with(const StageOptions& plan) {
   return find_param_holders(*models::build(plan.shape, plan.build), plan.table, plan.split);
 }
 

@@ -83,7 +83,7 @@ std::vector<std::string> chain_names(const spec::ModelShape& shape, const models
 /// Parameters of each entry: what a split by size balances. A tied one counts in each entry that computes with it.
 std::vector<double> parameter_costs(const spec::ModelShape& shape, const models::BuildOptions& options = {});
 
-struct StagePlan {
+struct StageOptions {
   const spec::ModelShape& shape;
   const schedule::Schedule& table;
   const Split& split;
@@ -92,9 +92,9 @@ struct StagePlan {
   models::BuildOptions build = {};
 };
 /// The part of the model that the rank holds in this table. Parameters have no memory yet.
-Stage build_stage(const StagePlan& plan);
+Stage build_stage(const StageOptions& plan);
 /// Where parameters are in a pipeline with another split: of another virtual worker.
-std::vector<ParamHolders> holders_with(const StagePlan& plan);
+std::vector<ParamHolders> holders_with(const StageOptions& plan);
 
 // How the copies of a stage agree (parallel/data_parallel.h).
 /// Its entries, by the chunk that they belong to.

@@ -14,7 +14,7 @@ namespace trireme::pipeline {
 struct StageUpdateOptions {
   double learning_rate = 0;
   double loss_scale = 1;      ///< what gradients were multiplied by
-  bool may_overflow = false;  ///< else gradients that are no numbers are optim::NonFiniteGradients
+  bool may_overflow = false;  ///< else NaN or Inf in gradients is optim::NonFiniteGradients
   const optim::AcrossRanks* across = nullptr;
 };
 

@@ -50,7 +50,7 @@ class WeightVersions {
   WeightVersions(const schedule::Schedule& table, std::span<const Chunk> chunks, WeightPredictor* predictor,
                  parallel::DataParallel* data_parallel);
 
-  /// Before the table is walked (again): versions are counted from here, so what was predicted before is of no use.
+  /// Before the table is executed (again): versions are counted from here, so what was predicted before is of no use.
   void begin();
   /// After it: whoever computes from here on takes the present weights.
   void end();

@@ -24,7 +24,7 @@ void add_into(std::vector<at::Tensor>& sum, const std::vector<at::Tensor>& more)
 }  // namespace
 
 WaveWeights::WaveWeights(Parts parts) : parts_(std::move(parts)), monitor_{.law = schedule::WaveLaw::of(parts_.table)} {
-  TRIREME_CHECK(parts_.table.routes.size() == 1, "a table of {} virtual workers; each walks its own",
+  TRIREME_CHECK(parts_.table.routes.size() == 1, "a table of {} virtual workers; each executes its own",
                 parts_.table.routes.size());
   for (std::size_t i = 0; i < parts_.chunk.params.size(); ++i) {
     index_[parts_.chunk.params[i]] = i;

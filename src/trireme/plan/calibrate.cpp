@@ -52,8 +52,8 @@ double median(std::vector<double> values) {
 
 }  // namespace
 
-Calibration calibrate(const cost::Hardware& hardware, const std::vector<MeasuredGemm>& gemms,
-                      const std::vector<MeasuredStep>& steps) {
+FittedEfficiency calibrate(const cost::Hardware& hardware, const std::vector<MeasuredGemm>& gemms,
+                           const std::vector<MeasuredStep>& steps) {
   cost::Hardware trial = hardware;
   cost::Efficiency& efficiency = trial.device.efficiency;
   double best = loss_of(trial, gemms, steps);
@@ -72,7 +72,7 @@ Calibration calibrate(const cost::Hardware& hardware, const std::vector<Measured
     }
     if (!better) step /= 2;
   }
-  Calibration out{.efficiency = efficiency};
+  FittedEfficiency out{.efficiency = efficiency};
   std::vector<double> errors;
   for (const MeasuredGemm& one : gemms) errors.push_back(std::abs(predicted_gemm(trial, one) / one.seconds - 1));
   out.gemm_error = median(errors);

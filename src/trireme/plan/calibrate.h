@@ -26,14 +26,14 @@ struct MeasuredStep {
   double seconds = 0;
 };
 
-struct Calibration {
+struct FittedEfficiency {
   cost::Efficiency efficiency;
   double gemm_error = 0, steps_error = 0;  ///< medians of absolute errors of what it was fitted to
 };
 
 /// From the hardware's own constants on; deterministic.
-Calibration calibrate(const cost::Hardware& hardware, const std::vector<MeasuredGemm>& gemms,
-                      const std::vector<MeasuredStep>& steps);
+FittedEfficiency calibrate(const cost::Hardware& hardware, const std::vector<MeasuredGemm>& gemms,
+                           const std::vector<MeasuredStep>& steps);
 
 /// Seconds for one message of `bytes`, with the fewest relative errors over measured all-reduces of `ranks`:
 /// 2 (p-1) alpha + 2 (p-1)/p bytes beta, a ring's.

@@ -47,7 +47,7 @@ class Examination {
         {.key = std::move(key), .reason = std::move(reason), .hint = std::move(hint), .where = {}});
   }
 
-  /// Builds the very table that the run would walk and has it checked.
+  /// Builds the very table that the run would execute and has it checked.
   bool prove(const Job& job, const ParallelConfig& config) {
     try {
       const schedule::Schedule table = schedule::complete(stage_plan(job, config, config.micros(job.batch)).table);

@@ -147,7 +147,7 @@ spec::BlockBytes block_bytes(const spec::Recipe& recipe, const spec::ModelShape&
   return {.saved = saved, .input = activation_bytes(job, config).layer};
 }
 
-spec::RunSetup run_setup(const spec::Recipe& recipe, const spec::ModelShape& shape, const RunPlace& place) {
+spec::RunSetup run_setup(const spec::Recipe& recipe, const spec::ModelShape& shape, const RunRanks& place) {
   spec::RunSetup run{.recipe = recipe,
                      .shape = shape,
                      .seq_len = place.seq_len.value_or(recipe.data.seq_len),

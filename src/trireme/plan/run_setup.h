@@ -19,11 +19,11 @@ spec::ScheduleTraits schedule_traits(const spec::Recipe& recipe);
 /// What a block saves of a micro-batch on a rank, with and without recomputation.
 spec::BlockBytes block_bytes(const spec::Recipe& recipe, const spec::ModelShape& shape);
 
-struct RunPlace {
+struct RunRanks {
   int ranks = 1;
   spec::RankKind rank_kind = spec::RankKind::kThreads;
   std::optional<std::int64_t> seq_len = {};  ///< of samples; unset: data.seq_len
 };
-spec::RunSetup run_setup(const spec::Recipe& recipe, const spec::ModelShape& shape, const RunPlace& place);
+spec::RunSetup run_setup(const spec::Recipe& recipe, const spec::ModelShape& shape, const RunRanks& place);
 
 }  // namespace trireme::plan

@@ -35,12 +35,12 @@ double LossLaw::loss(double parameters, double tokens) const {
   return floor + a / std::pow(parameters, alpha) + b / std::pow(tokens, beta);
 }
 
-Allocation LossLaw::best(double flops) const {
+ComputeOptimal LossLaw::best(double flops) const {
   const double g = std::pow(alpha * a / (beta * b), 1 / (alpha + beta));
   return with_parameters(flops, g * std::pow(flops / 6, beta / (alpha + beta)));
 }
 
-Allocation LossLaw::with_parameters(double flops, double parameters) const {
+ComputeOptimal LossLaw::with_parameters(double flops, double parameters) const {
   const double tokens = flops / (6 * parameters);
   return {parameters, tokens, loss(parameters, tokens)};
 }

@@ -17,7 +17,7 @@ namespace trireme::plan {
 inline constexpr double kPetaflopDay = 1e15 * 86400;
 
 /// What a budget buys.
-struct Allocation {
+struct ComputeOptimal {
   double parameters = 0, tokens = 0, loss = 0;  ///< nats for each token
 };
 
@@ -27,9 +27,9 @@ struct LossLaw {
   double floor = 0, a = 0, b = 0, alpha = 0, beta = 0;
   double loss(double parameters, double tokens) const;
   /// The best N and D with 6 N D = flops.
-  Allocation best(double flops) const;
+  ComputeOptimal best(double flops) const;
   /// The same with the size of the model given.
-  Allocation with_parameters(double flops, double parameters) const;
+  ComputeOptimal with_parameters(double flops, double parameters) const;
 };
 /// Hoffmann's own fit, and the one that Besiroglu et al. 2024 (2404.10102) made of the same data.
 std::span<const LossLaw> loss_laws();

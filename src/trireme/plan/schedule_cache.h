@@ -1,4 +1,4 @@
-// plan/schedule_cache.h -- what a search asks of schedules again and again, each built and walked once.
+// plan/schedule_cache.h -- what a search asks of schedules again and again, each built and executed once.
 //
 // A search looks at many thousand configurations, which share a few hundred schedules. Above four micro-batches a rank
 // a schedule that is emptied at the end of a step only repeats its middle: loads and idle times are those of that

@@ -107,9 +107,9 @@ class Search {
     });
     SearchResult result{.tried = tried_, .fitting = fitting_.size()};
     if (lost_ > 0) {
-      Loss& loss = result.losses["does not fit in memory"];
-      loss.count = lost_;
-      if (nearly_) loss.best = told(*nearly_);
+      LeftOut& left = result.left_out["does not fit in memory"];
+      left.count = lost_;
+      if (nearly_) left.best = told(*nearly_);
     }
     // Replayed only where it is the answer.
     result.smallest =
@@ -233,15 +233,15 @@ class Search {
         result.pareto.push_back(*one);
     }
     if (fitting_.size() > 1) {
-      result.losses["is slower"] = {.count = fitting_.size() - 1,
-                                    .best = result.best.size() > 1 ? std::optional(result.best[1]) : std::nullopt};
+      result.left_out["is slower"] = {.count = fitting_.size() - 1,
+                                      .best = result.best.size() > 1 ? std::optional(result.best[1]) : std::nullopt};
     }
   }
 
   void add_decisions(SearchResult& result) {
     for (std::size_t axis = 0; axis < kAxes.size(); ++axis) {
       if (tallies_[axis].size() < 2) continue;
-      Decision decision{.name = kAxes[axis].name};
+      DegreeChoice decision{.name = kAxes[axis].name};
       std::int64_t chosen = -2;
       if (!result.best.empty()) {
         chosen = kAxes[axis].value(result.best.front().config);

@@ -49,7 +49,7 @@ struct SearchOptions {
 };
 
 /// Configurations that lost for the same reason: how many, and the fastest of them.
-struct Loss {
+struct LeftOut {
   std::size_t count = 0;
   std::optional<Estimate> best;
 };
@@ -62,7 +62,7 @@ struct Alternative {
   bool fits = false;
 };
 
-struct Decision {
+struct DegreeChoice {
   std::string name;  ///< "tp"
   std::string best;  ///< the value that the best configuration has
   std::vector<Alternative> alternatives;
@@ -72,9 +72,9 @@ struct SearchResult {
   std::vector<Estimate> best;    ///< fastest first; empty when nothing fits
   std::vector<Estimate> pareto;  ///< from the best on, each with less memory than those before; among what fits
   std::size_t tried = 0, fitting = 0;
-  std::optional<Estimate> smallest;    ///< the one with the least memory, whether it fits or not
-  std::map<std::string, Loss> losses;  ///< "does not fit in memory", "is slower"
-  std::vector<Decision> decisions;     ///< those with more than one value, where asked for
+  std::optional<Estimate> smallest;         ///< the one with the least memory, whether it fits or not
+  std::map<std::string, LeftOut> left_out;  ///< "does not fit in memory", "is slower"
+  std::vector<DegreeChoice> decisions;      ///< those with more than one value, where asked for
 };
 
 /// Every configuration of `gpus` devices that agrees with what is given. Those that differ only in ZeRO and offload

@@ -44,7 +44,7 @@ schedule::Schedule replicated_table(const ParallelConfig& config, int micros, in
   return schedule::repeat(schedule::add_updates(again ? schedule::add_recompute(passes) : passes), steps);
 }
 
-/// A quantity that grows and shrinks while a rank walks its list, and its largest value.
+/// A quantity that grows and shrinks while a rank executes its list, and its largest value.
 struct Level {
   double now = 0, most = 0;
   void add(double by) {
@@ -53,10 +53,10 @@ struct Level {
   }
 };
 
-/// One rank's walk through its list.
-class LoadWalk {
+/// One rank's execution of its list.
+class LoadReplay {
  public:
-  LoadWalk(const schedule::Schedule& table, const std::vector<spec::ChunkShare>& chunks, int rank)
+  LoadReplay(const schedule::Schedule& table, const std::vector<spec::ChunkShare>& chunks, int rank)
       : shares_(chunks),
         list_(table.ranks[static_cast<std::size_t>(rank)]),
         part_(1.0 / std::max(1, table.micro_parts)),
@@ -210,7 +210,7 @@ StagePlan stage_plan(const Job& job, const ParallelConfig& config) {
 std::vector<StageLoad> stage_loads(const schedule::Schedule& table, const std::vector<spec::ChunkShare>& chunks) {
   std::vector<StageLoad> loads;
   for (int rank = 0; rank < static_cast<int>(table.ranks.size()); ++rank)
-    loads.push_back(LoadWalk(table, chunks, rank).load());
+    loads.push_back(LoadReplay(table, chunks, rank).load());
   const int ahead = schedule::steps_ahead(table);
   for (StageLoad& load : loads) load.steps_ahead = ahead;
   return loads;

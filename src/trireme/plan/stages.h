@@ -1,4 +1,4 @@
-// plan/stages.h -- the pipeline that a run would walk, and what each of its ranks holds, computes and saves.
+// plan/stages.h -- the pipeline that a run would execute, and what each of its ranks holds, computes and saves.
 //
 //   const StagePlan plan = stage_plan(job, config);       // the schedule's table, and what its chunks are
 //   stage_loads(plan)[0].saved_layers                     // layers' worth of activations, at most
@@ -63,7 +63,7 @@ struct StageLoad {
 };
 std::vector<StageLoad> stage_loads(const schedule::Schedule& table, const std::vector<spec::ChunkShare>& chunks);
 std::vector<StageLoad> stage_loads(const StagePlan& plan);
-/// Of the pipeline that the run would walk; of virtual workers with splits of their own one after the other.
+/// Of the pipeline that the run would execute; of virtual workers with splits of their own one after the other.
 std::vector<StageLoad> stage_loads(const Job& job, const ParallelConfig& config);
 
 }  // namespace trireme::plan

@@ -109,15 +109,16 @@ Estimate estimate_run(const cost::Hardware& hardware, const PublishedRun& run, b
   return found.best.empty() ? *found.smallest : found.best.front();
 }
 
-std::vector<Prediction> predict_published(const std::vector<PublishedSource>& sources, const EfficiencyOf& efficiency,
-                                          bool replay) {
-  std::vector<Prediction> predictions;
+std::vector<PublishedPrediction> predict_published(const std::vector<PublishedSource>& sources,
+                                                   const EfficiencyOf& efficiency, bool replay) {
+  std::vector<PublishedPrediction> predictions;
   for (const PublishedSource& source : sources) {
     for (const PublishedRun& run : source.file.runs) {
       if (!run.step_seconds && !run.tflops) continue;
       cost::Hardware hardware = cost::load_hardware(run.cluster);
       hardware.device.efficiency = efficiency(hardware.device);
-      Prediction prediction{.source = source.name, .run = run, .device = cost::efficiency_name(hardware.device)};
+      PublishedPrediction prediction{
+          .source = source.name, .run = run, .device = cost::efficiency_name(hardware.device)};
       prediction.estimate = estimate_run(hardware, run, replay);
       prediction.measured = measured_seconds(run);
       prediction.predicted = prediction.estimate.step_seconds();
@@ -128,9 +129,9 @@ std::vector<Prediction> predict_published(const std::vector<PublishedSource>& so
   return predictions;
 }
 
-ErrorSummary summarize(const std::vector<Prediction>& predictions) {
+ErrorSummary summarize(const std::vector<PublishedPrediction>& predictions) {
   std::vector<double> errors;
-  for (const Prediction& prediction : predictions) {
+  for (const PublishedPrediction& prediction : predictions) {
     if (prediction.counted) errors.push_back(std::abs(prediction.error()));
   }
   ErrorSummary summary{.runs = errors.size()};
@@ -150,8 +151,8 @@ Fit fit_efficiency(const std::string& device, const std::vector<PublishedSource>
   return fit_cases(cases, start);
 }
 
-std::vector<Prediction> leave_one_source_out(const std::vector<PublishedSource>& sources) {
-  std::vector<Prediction> all;
+std::vector<PublishedPrediction> leave_one_source_out(const std::vector<PublishedSource>& sources) {
+  std::vector<PublishedPrediction> all;
   for (const PublishedSource& source : sources) {
     std::map<std::string, cost::Efficiency> fitted;
     const auto without = [&](const cost::Device& device) {
@@ -162,7 +163,7 @@ std::vector<Prediction> leave_one_source_out(const std::vector<PublishedSource>&
       // left out below.
       return fitted[name] = cases.empty() ? device.efficiency : fit_cases(cases, cost::Efficiency{}).efficiency;
     };
-    for (Prediction& prediction : predict_published({source}, without, /*replay=*/false)) {
+    for (PublishedPrediction& prediction : predict_published({source}, without, /*replay=*/false)) {
       if (prediction.counted && !cases_of(prediction.device, sources, source.name).empty())
         all.push_back(std::move(prediction));
     }

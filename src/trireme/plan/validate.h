@@ -11,7 +11,7 @@
 
 namespace trireme::plan {
 
-struct Prediction {
+struct PublishedPrediction {
   std::string source;
   PublishedRun run;
   std::string device;  ///< whose constants were used
@@ -28,14 +28,14 @@ Estimate estimate_run(const cost::Hardware& hardware, const PublishedRun& run, b
 
 /// All runs of all sources. `efficiency` may replace a device's constants.
 using EfficiencyOf = std::function<cost::Efficiency(const cost::Device& device)>;
-std::vector<Prediction> predict_published(const std::vector<PublishedSource>& sources, const EfficiencyOf& efficiency,
-                                          bool replay = true);
+std::vector<PublishedPrediction> predict_published(const std::vector<PublishedSource>& sources,
+                                                   const EfficiencyOf& efficiency, bool replay = true);
 
 struct ErrorSummary {
   std::size_t runs = 0, far = 0;  ///< far: more than 12 % off
   double median = 0, worst = 0;
 };
-ErrorSummary summarize(const std::vector<Prediction>& predictions);
+ErrorSummary summarize(const std::vector<PublishedPrediction>& predictions);
 
 /// The constants of one device that fit its runs best, from those it has; deterministic.
 struct Fit {
@@ -46,6 +46,6 @@ struct Fit {
 Fit fit_efficiency(const std::string& device, const std::vector<PublishedSource>& sources);
 
 /// Every counted run predicted with constants that were fitted without its source, where its device has others.
-std::vector<Prediction> leave_one_source_out(const std::vector<PublishedSource>& sources);
+std::vector<PublishedPrediction> leave_one_source_out(const std::vector<PublishedSource>& sources);
 
 }  // namespace trireme::plan

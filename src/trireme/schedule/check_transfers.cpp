@@ -149,7 +149,7 @@ class TransferReplay {
  private:
   bool step(std::size_t rank) {
     const Instruction& it = schedule_.ranks[rank][at_[rank]];
-    const Message& message = wiring_.messages[rank][at_[rank]];
+    const TransferId& message = wiring_.messages[rank][at_[rank]];
     if (message.channel < 0) return update(rank, it);
     const auto channel = static_cast<std::size_t>(message.channel);
     if (is_wait(it.op)) {

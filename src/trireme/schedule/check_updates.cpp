@@ -8,7 +8,7 @@ namespace trireme::schedule {
 
 namespace {
 
-/// Walks one rank: each step's gradients of a chunk, then their reduction, then one optimizer step for all chunks.
+/// Executes one rank: each step's gradients of a chunk, then their reduction, then one optimizer step for all chunks.
 class RankUpdates {
  public:
   RankUpdates(const Schedule& schedule, int rank, Faults& faults)

@@ -14,7 +14,7 @@ namespace {
 
 constexpr int kNone = -1;
 
-/// Walks one rank as its executor will: what is held, and what the next pass through each chunk computes with.
+/// Executes one rank as its executor will: what is held, and what the next pass through each chunk computes with.
 class RankVersions {
  public:
   RankVersions(const Schedule& schedule, int rank, Report& report)

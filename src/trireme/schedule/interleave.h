@@ -5,8 +5,8 @@
 //
 // FA and BA begin a forward and a whole backward and go up to where the first mixture sends; D posts rows to the ranks
 // of their experts, E waits for them, computes the experts and posts what they give, C waits for that and goes on to
-// the next mixture or to the pass's end. A chunk with m mixtures has m of each. All ranks that share experts walk lists
-// with the same passes, so that their exchanges match.
+// the next mixture or to the pass's end. A chunk with m mixtures has m of each. All ranks that share experts execute
+// lists with the same passes, so that their exchanges match.
 // Depends on: schedule, times.
 #pragma once
 
@@ -25,7 +25,7 @@ Schedule interleave_pairs(const Schedule& table, std::vector<int> mixtures);
 /// share of the experts; the rest is shared evenly by what lies between them. Dispatches take none.
 double part_time(Op op, double seconds, double experts, int mixtures);
 
-/// Which passes of a rank are in parts and not over yet, as its list is walked.
+/// Which passes of a rank are in parts and not over yet, as its list is executed.
 class OpenPasses {
  public:
   explicit OpenPasses(const Schedule& schedule) : schedule_(&schedule) {}

@@ -1,4 +1,4 @@
-// schedule/memory.h -- what a rank holds at most while it walks its list. No times are needed: what a rank holds
+// schedule/memory.h -- what a rank holds at most while it executes its list. No times are needed: what a rank holds
 // changes with its own instructions only.
 //
 // Depends on: schedule.

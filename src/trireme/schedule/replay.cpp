@@ -111,7 +111,7 @@ class Replay {
   /// as it depends on nothing but what was posted before: so nothing is ever looked at twice, but for such waits.
   bool step(std::size_t rank) {
     const Instruction& it = schedule_.ranks[rank][ranks_[rank].at];
-    const Message& message = wiring_.messages[rank][ranks_[rank].at];
+    const TransferId& message = wiring_.messages[rank][ranks_[rank].at];
     if (message.channel >= 0) {
       if (is_send(it.op)) send(rank, it, static_cast<std::size_t>(message.channel));
       if (is_wait(it.op) && !wait(rank, message)) return false;
@@ -191,7 +191,7 @@ class Replay {
     }
   }
 
-  bool wait(std::size_t rank, const Message& message) {
+  bool wait(std::size_t rank, const TransferId& message) {
     ChannelState& channel = channels_[static_cast<std::size_t>(message.channel)];
     const auto sequence = static_cast<std::size_t>(message.sequence);
     if (sequence >= channel.arrivals.size()) {

@@ -88,7 +88,7 @@ void Calibration::add(const Timeline& measured) {
     }
     for (std::size_t i = 0; i < list.size(); ++i) {
       if (!is_send(list[i].op)) continue;
-      const Message& message = wiring.messages[rank][i];
+      const TransferId& message = wiring.messages[rank][i];
       posted[static_cast<std::size_t>(message.channel)][static_cast<std::size_t>(message.sequence)] =
           measured.ranks[rank][i].start;
     }
@@ -103,7 +103,7 @@ void Calibration::add(const Timeline& measured) {
       if (it.op == Op::kOptimizerStep) {
         own_[key].push_back(std::max(0.0, span.end - meet[update++]));
       } else if (it.op == Op::kWaitRecvActivation || it.op == Op::kWaitRecvGradient) {
-        const Message& message = wiring.messages[rank][i];
+        const TransferId& message = wiring.messages[rank][i];
         const auto channel = static_cast<std::size_t>(message.channel);
         const double sent = posted[channel][static_cast<std::size_t>(message.sequence)];
         if (span.start <= sent) {  // it stood waiting: all of the rest is the message's
@@ -176,10 +176,10 @@ std::string to_svg(const Comparison& comparison) {
 std::string to_json(const MeasuredTable& measured) {
   nlohmann::ordered_json json;
   json["schedule"] = nlohmann::ordered_json::parse(to_json(measured.schedule));
-  auto& walks = json["walks"] = nlohmann::ordered_json::array();
-  for (const Timeline& walk : measured.walks) {
-    auto& ranks = walks.emplace_back(nlohmann::ordered_json::array());
-    for (const auto& spans : walk.ranks) {
+  auto& executions = json["executions"] = nlohmann::ordered_json::array();
+  for (const Timeline& execution : measured.executions) {
+    auto& ranks = executions.emplace_back(nlohmann::ordered_json::array());
+    for (const auto& spans : execution.ranks) {
       auto& list = ranks.emplace_back(nlohmann::ordered_json::array());
       for (const Span& span : spans) list.push_back({span.start, span.end});
     }
@@ -190,12 +190,12 @@ std::string to_json(const MeasuredTable& measured) {
 MeasuredTable read_measured(std::string_view text) {
   try {
     const auto json = nlohmann::json::parse(text);
-    MeasuredTable measured{.schedule = from_json(json.at("schedule").dump()), .walks = {}};
-    for (const auto& ranks : json.at("walks")) {
-      Timeline& walk = measured.walks.emplace_back();
+    MeasuredTable measured{.schedule = from_json(json.at("schedule").dump()), .executions = {}};
+    for (const auto& ranks : json.at("executions")) {
+      Timeline& execution = measured.executions.emplace_back();
       for (const auto& list : ranks) {
-        auto& spans = walk.ranks.emplace_back();
-        const std::size_t rank = walk.ranks.size() - 1;
+        auto& spans = execution.ranks.emplace_back();
+        const std::size_t rank = execution.ranks.size() - 1;
         if (rank >= measured.schedule.ranks.size() || list.size() != measured.schedule.ranks[rank].size()) {
           throw ConfigError(fmt::format("the times of rank {} are not those of its list", rank));
         }
@@ -204,16 +204,17 @@ MeasuredTable read_measured(std::string_view text) {
               {measured.schedule.ranks[rank][spans.size()], span.at(0).get<double>(), span.at(1).get<double>()});
         }
       }
-      if (walk.ranks.size() != measured.schedule.ranks.size()) {
-        throw ConfigError(fmt::format("a step has times of {} ranks, but the schedule has {}", walk.ranks.size(),
+      if (execution.ranks.size() != measured.schedule.ranks.size()) {
+        throw ConfigError(fmt::format("a step has times of {} ranks, but the schedule has {}", execution.ranks.size(),
                                       measured.schedule.ranks.size()));
       }
     }
-    if (measured.walks.empty()) throw ConfigError("the file holds no step of its schedule");
+    if (measured.executions.empty()) throw ConfigError("the file holds no step of its schedule");
     return measured;
   } catch (const nlohmann::json::exception& failure) {
-    throw ConfigError(fmt::format("this is no measured schedule: {}", failure.what()),
-                      "it has a schedule and \"walks\": for each step, rank and instruction begin and end in seconds");
+    throw ConfigError(
+        fmt::format("this is no measured schedule: {}", failure.what()),
+        "it has a schedule and \"executions\": for each step, rank and instruction begin and end in seconds");
   }
 }
 

@@ -19,8 +19,8 @@
 
 namespace trireme::schedule {
 
-/// One walk of a table by all of its ranks: by rank, for each position of its list when it began and ended, in seconds
-/// from when the first rank began.
+/// One execution of a table by all of its ranks: by rank, for each position of its list when it began and ended, in
+/// seconds from when the first rank began.
 struct Timeline {
   std::vector<std::vector<Span>> ranks;
   /// Of the ranks' lists from the first begin to the last end.
@@ -29,16 +29,16 @@ struct Timeline {
   Timing timing() const;
 };
 
-/// Medians over several walks, for each single instruction.
+/// Medians over several executions, for each single instruction.
 class Calibration {
  public:
   /// `schedule` is complete and borrowed.
   explicit Calibration(const Schedule& schedule);
-  /// A walk of that table. ConfigError where it is of another.
+  /// An execution of that table. ConfigError where it is of another.
   void add(const Timeline& measured);
-  /// What replay() needs to predict a walk: every instruction's own time, posting transfers included; of messages the
-  /// time from the post of the send to the end of a wait that began before; updates begin together, as they need the
-  /// norm over all ranks. Valid as long as this object.
+  /// What replay() needs to predict an execution: every instruction's own time, posting transfers included; of messages
+  /// the time from the post of the send to the end of a wait that began before; updates begin together, as they need
+  /// the norm over all ranks. Valid as long as this object.
   ReplayOptions options() const;
   /// The same without what communication costs: passes and updates alone. What no runtime could be faster than.
   ReplayOptions ideal() const;
@@ -61,10 +61,10 @@ struct Comparison {
 };
 std::string to_svg(const Comparison& comparison);
 
-/// A file that holds a table and one walk of it.
+/// A file that holds a table and one execution of it.
 struct MeasuredTable {
   Schedule schedule;
-  std::vector<Timeline> walks;  // the last one is shown, those before it are what is predicted from
+  std::vector<Timeline> executions;  // the last one is shown, those before it are what is predicted from
 };
 std::string to_json(const MeasuredTable& measured);
 /// Throws ConfigError.

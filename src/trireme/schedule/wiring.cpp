@@ -42,7 +42,7 @@ Wiring wire(const Schedule& schedule) {
     auto& messages = wiring.messages.emplace_back();
     messages.reserve(schedule.ranks[index].size());
     for (const Instruction& instruction : schedule.ranks[index]) {
-      Message& message = messages.emplace_back();
+      TransferId& message = messages.emplace_back();
       if (!is_transfer(instruction.op)) continue;
       const Op posted = is_wait(instruction.op) ? waited_for(instruction.op) : instruction.op;
       const int peer = peer_of(schedule, instruction);

@@ -1,4 +1,4 @@
-// schedule/wiring.h -- which message each transfer of a table is, for whoever walks the table.
+// schedule/wiring.h -- which message each transfer of a table is, for whoever executes the table.
 //
 // A channel is everything one rank sends to another, activations and gradients alike; its messages keep their order.
 // Depends on: schedule.
@@ -10,7 +10,7 @@
 
 namespace trireme::schedule {
 
-struct Message {
+struct TransferId {
   int channel = -1;   // -1: not a transfer
   int sequence = -1;  // in the channel, counted by the sender for sends and by the receiver for receives
 };
@@ -22,7 +22,7 @@ struct Channel {
 
 struct Wiring {
   std::vector<Channel> channels;
-  std::vector<std::vector<Message>> messages;  // [rank][position]; a wait has the message it is for
+  std::vector<std::vector<TransferId>> messages;  // [rank][position]; a wait has the message it is for
 };
 
 /// For a table whose transfers are all between ranks and posted before they are waited for.

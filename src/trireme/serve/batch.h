@@ -1,6 +1,6 @@
 // serve/batch.h -- prompts from a JSONL file, answers to another: offline generation through the engine.
 //
-// A line of the input is an object with "prompt" (a text, or a list of token numbers) or "messages" (a chat), and
+// A line of the input is an object with "prompt" (a text, or a list of token ids) or "messages" (a chat), and
 // perhaps "id", "max_tokens", "temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty",
 // "repetition_penalty", "seed", "stop" and "ignore_eos"; any other field is an error. Line i draws as choice i of its
 // seed, so what is generated does not depend on which lines are there, how many run at once, or where a batch was cut.

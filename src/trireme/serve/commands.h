@@ -25,7 +25,7 @@ using formats::TokenLists;
 /// Forward and backward of a published model, written out for comparison with another implementation.
 struct ProbeRequest {
   std::filesystem::path model;  ///< a Hugging Face directory
-  std::filesystem::path ids;    ///< JSON: a list of equally long lists of token numbers
+  std::filesystem::path ids;    ///< JSON: a list of equally long lists of token ids
   std::filesystem::path out;    ///< safetensors: logits, loss, grad_norm.NAME
   spec::DeviceKind device = spec::DeviceKind::kCpu;
   int local_ranks = 1;  ///< that share the machine's cores

@@ -172,7 +172,7 @@ void describe(config::Section<Experts>& section) {
   section.field("num_experts", &Experts::num_experts, "routed experts of each MoE layer; 0: none, a dense model")
       .range(0, 1 << 20);
   section.field("top_k", &Experts::top_k, "experts that the router chooses for each token").range(1, 1 << 20);
-  section.field("ffn_size", &Experts::ffn_size, "hidden size of an expert's MLP; 0: model.ffn_size").range(0, 1 << 20);
+  section.field("ffn_size", &Experts::ffn_size, "FFN size of an expert; 0: model.ffn_size").range(0, 1 << 20);
   section.field("num_shared_experts", &Experts::num_shared_experts, "shared experts, which process every token")
       .range(0, 1 << 10);
   section.field("every", &Experts::every, "one layer in this many is an MoE layer").range(1, 1 << 10);

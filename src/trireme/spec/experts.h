@@ -52,7 +52,7 @@ std::span<const Named<DispatchPrecision>> enum_names(std::type_identity<Dispatch
 struct Experts {
   std::int64_t num_experts = 0;         ///< of each layer that has them; 0: none
   std::int64_t top_k = 1;               ///< of them, those that a token visits
-  std::int64_t ffn_size = 0;            ///< width of an expert's middle; 0: the model's
+  std::int64_t ffn_size = 0;            ///< of an expert; 0: the model's
   std::int64_t num_shared_experts = 0;  ///< beside them, visited by all tokens
   std::int64_t every = 1;               ///< one layer in so many has them
   std::int64_t first_dense_layers = 0;  ///< the first ones, which have none

@@ -370,10 +370,10 @@ ParameterCount count_parameters(const ModelShape& shape) {
 
 FlopCount count_flops(const ModelShape& shape, std::int64_t length, std::int64_t source_length) {
   const auto tokens = static_cast<double>(length), sources = static_cast<double>(source_length);
-  const auto width = static_cast<double>(shape.hidden_size);
+  const auto hidden = static_cast<double>(shape.hidden_size);
   const AttentionWidths widths = attention_widths(shape);
   const double pair = 2 * static_cast<double>(widths.queries + widths.attended);  // scores and weighted values
-  const double mlp = width * static_cast<double>(shape.ffn_size) * (shape.gated ? 3 : 2);
+  const double mlp = hidden * static_cast<double>(shape.ffn_size) * (shape.gated ? 3 : 2);
   const auto attention = static_cast<double>(attention_weights(shape));
   const auto layers = static_cast<double>(shape.num_layers), encoders = static_cast<double>(shape.num_encoder_layers);
 
@@ -383,16 +383,16 @@ FlopCount count_flops(const ModelShape& shape, std::int64_t length, std::int64_t
   double mixed = 0;
   if (const Experts& experts = shape.experts; experts.used()) {
     const auto visited = static_cast<double>(experts.top_k + experts.num_shared_experts);
-    mixed = width * (visited * static_cast<double>(expert_ffn_size(shape)) * (shape.gated ? 3 : 2) +
-                     static_cast<double>(router_outputs(experts))) -
+    mixed = hidden * (visited * static_cast<double>(expert_ffn_size(shape)) * (shape.gated ? 3 : 2) +
+                      static_cast<double>(router_outputs(experts))) -
             mlp;
     count.projections += 2 * mixed *
                          (static_cast<double>(expert_layers_below(experts, shape.num_layers)) * tokens +
                           static_cast<double>(expert_layers_below(experts, shape.num_encoder_layers)) * sources);
   }
   if (shape.num_encoder_layers > 0) {
-    const double square = 2 * width * static_cast<double>(widths.queries),
-                 key_values = 2 * width * static_cast<double>(widths.keys);
+    const double square = 2 * hidden * static_cast<double>(widths.queries),
+                 key_values = 2 * hidden * static_cast<double>(widths.keys);
     count.projections += 2 * layers * (tokens * square + sources * key_values);
   }
   const double sparse =
@@ -408,12 +408,12 @@ FlopCount count_flops(const ModelShape& shape, std::int64_t length, std::int64_t
     if (shape.num_encoder_layers > 0) count.attention += pair * tokens * sources;
   }
   count.attention += encoders * pair * sources * sources;
-  count.head = 2 * tokens * width * static_cast<double>(shape.vocab_size);
-  if (shape.family == Family::kBert) count.head += 2 * tokens * width * width;
+  count.head = 2 * tokens * hidden * static_cast<double>(shape.vocab_size);
+  if (shape.family == Family::kBert) count.head += 2 * tokens * hidden * hidden;
   for (std::int64_t depth = 0; depth < shape.mtp_depth; ++depth) {
     const double middle = mlp + (has_experts(shape, shape.num_layers + depth) ? mixed : 0);
     count.mtp +=
-        2 * tokens * (attention + middle + 2 * width * width) + of_layer(shape.num_layers + depth) + count.head;
+        2 * tokens * (attention + middle + 2 * hidden * hidden) + of_layer(shape.num_layers + depth) + count.head;
   }
   return count;
 }

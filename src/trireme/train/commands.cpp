@@ -36,7 +36,7 @@ std::vector<std::int32_t> token_bytes(const std::optional<std::string>& tokenize
   std::vector<std::int32_t> bytes;
   if (!tokenizer) return bytes;
   const auto read = data::load_tokenizer(*tokenizer);
-  for (std::int32_t token = 0; token < read->vocabulary_size(); ++token) {
+  for (std::int32_t token = 0; token < read->vocab_size(); ++token) {
     bytes.push_back(static_cast<std::int32_t>(read->token_bytes(token).size()));
   }
   return bytes;

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 
+#include "tests/plan/graph/p100_nodes.h"
 #include "trireme/base/error.h"
 #include "trireme/base/random.h"
 #include "trireme/plan/graph/backward.h"
@@ -30,18 +31,6 @@ struct Draws {
   int below(int n) { return static_cast<int>(random.below(static_cast<std::uint64_t>(n), count++)); }
   double uniform() { return random.uniform(count++); }
 };
-
-cost::Hardware p100_nodes() {
-  cost::Hardware hardware;
-  hardware.device.name = "P100";
-  hardware.device.fp32_tflops = 9.3;
-  hardware.device.memory_gib = 16;
-  hardware.device.memory_gb_per_s = 732;
-  hardware.cluster.gpus_per_node = 4;
-  hardware.cluster.link = {.kind = "nvlink", .gb_per_s = 15};
-  hardware.cluster.network = {.kind = "infiniband", .gb_per_s = 12};
-  return hardware;
-}
 
 TEST(TaskSimulator, QueuesTasksByTheTimeTheyAreReadyAndTiesByNumber) {
   // Device: 0 (2 s), 1 (1 s) after 0, 3 (1 s) after the transfer 2 (4 s), which follows 0; 4 (1 s) is ready at once.

@@ -6,6 +6,7 @@
 
 #include <numeric>
 
+#include "tests/plan/graph/p100_nodes.h"
 #include "trireme/base/error.h"
 #include "trireme/base/random.h"
 #include "trireme/plan/graph/backward.h"
@@ -120,22 +121,9 @@ TEST(LimitedSearch, AtItsTimeLimitReturnsWhatItHasAndAGap) {
   EXPECT_LE(found.bound, found.cost);
 }
 
-/// A cluster of the papers' time: nodes of four P100, 15 GB/s between them.
-cost::Hardware hardware() {
-  cost::Hardware hardware;
-  hardware.device.name = "P100";
-  hardware.device.fp32_tflops = 9.3;
-  hardware.device.memory_gib = 16;
-  hardware.device.memory_gb_per_s = 732;
-  hardware.cluster.gpus_per_node = 4;
-  hardware.cluster.link = {.kind = "nvlink", .gb_per_s = 15};
-  hardware.cluster.network = {.kind = "infiniband", .gb_per_s = 12};
-  return hardware;
-}
-
 TEST(CostTable, OfAnAssignmentIsTheTimeOfItsLowering) {
   const layout::Mesh mesh = layout::parse_mesh("a=2 b=2");
-  const Pricing pricing(hardware(), mesh);
+  const Pricing pricing(p100_nodes(), mesh);
   const Graph graphs[] = {
       with_backward(alexnet({.batch = 32, .size = 96, .classes = 16, .width = 8})),
       with_backward(resnet(14, 1, {.batch = 8, .size = 64, .classes = 8, .width = 8})),
@@ -171,7 +159,7 @@ TEST(OptCnn, SplitsFullyConnectedLayersByChannelAndConvolutionsBySample) {
   for (const char* name : {"alexnet", "vgg16"}) {
     for (const int devices : {4, 16}) {
       const Graph both = with_backward(build_model(name, 32 * devices));
-      const Pricing pricing(hardware(), factored_mesh(devices));
+      const Pricing pricing(p100_nodes(), factored_mesh(devices));
       const Found best = *search("optcnn", both, pricing, {});
       const Found trick = *search("one-weird-trick", both, pricing, {}),
                   data = *search("data-parallel", both, pricing, {});
@@ -196,7 +184,7 @@ TEST(OptCnn, SplitsFullyConnectedLayersByChannelAndConvolutionsBySample) {
 
 TEST(Search, NoMethodBeatsTheExactOneInItsSpaceAndAllOfThemRun) {
   const Graph both = with_backward(resnet(14, 1, {.batch = 32, .size = 64, .classes = 16, .width = 4}));
-  const Pricing pricing(hardware(), factored_mesh(4));
+  const Pricing pricing(p100_nodes(), factored_mesh(4));
   const SearchLimits limits{.memory_bytes = 16e9, .seconds = 20};
   const Found exact = *search("optcnn", both, pricing, limits);
   for (const std::string& method : search_methods()) {
@@ -215,7 +203,7 @@ TEST(Search, NoMethodBeatsTheExactOneInItsSpaceAndAllOfThemRun) {
 TEST(Search, AlpaOnATransformerIsAtLeastAsFastAsMegatron) {
   const Graph both = with_backward(gpt(
       "gpt", {.batch = 8, .seq_len = 256, .layers = 2, .hidden = 512, .heads = 8, .vocab = 1024, .positions = 256}));
-  const Pricing pricing(hardware(), factored_mesh(4));
+  const Pricing pricing(p100_nodes(), factored_mesh(4));
   const SearchLimits limits{.memory_bytes = 16e9, .seconds = 20};
   const Found ours = *search("alpa-intra", both, pricing, limits), theirs = *search("megatron", both, pricing, limits);
   EXPECT_LE(ours.cost.seconds, theirs.cost.seconds * (1 + 1e-9));
@@ -249,7 +237,7 @@ Graph drawn_chain(Dice& dice) {
 
 /// Where only bytes count: a second for each GB that a device sends, computing and latencies for nothing.
 cost::Hardware bytes_alone() {
-  cost::Hardware hardware = ::trireme::plan::graph::hardware();
+  cost::Hardware hardware = p100_nodes();
   hardware.device.fp32_tflops = 1e12;
   hardware.device.memory_gb_per_s = 1e15;
   hardware.device.efficiency = {.matmul = 1, .memory = 1, .attention = 1, .link = 1, .kernel_seconds = 0};
@@ -318,7 +306,7 @@ TEST(Tofu, EveryCutIsTheBestOnTopOfThoseAboveIt) {
 
 TEST(Tofu, StepsOnASmallNetReachTheFlatOptimum) {
   const Graph both = with_backward(alexnet({.batch = 16, .size = 64, .classes = 16, .width = 16}));
-  const Pricing pricing(hardware(), factored_mesh(4));
+  const Pricing pricing(p100_nodes(), factored_mesh(4));
   const std::vector<TofuStep> steps = tofu_steps(both, pricing);
   ASSERT_EQ(steps.size(), 2U);
   const GraphProblem flat = make_problem(both, pricing, {.canonical = false, .reduced = true});

@@ -37,7 +37,7 @@ std::string report(const PlanTask& task, const plan::SearchResult& found) {
                        found.best.front().step_seconds(), found.best.front().memory.peak() / 1073741824.0);
   out += "\nthe best layout with each value of each decision, all others free\n";
   TextTable table({{"decision"}, {"value", kRight}, {"fit", kRight}, {"step s", kRight}, {"why"}, {"then best with"}});
-  for (const plan::Decision& decision : found.decisions) {
+  for (const plan::DegreeChoice& decision : found.decisions) {
     bool first = true;
     for (const plan::Alternative& one : decision.alternatives) {
       const bool best = !found.best.empty() && one.value == decision.best;
@@ -58,7 +58,7 @@ ordered_json to_json(const plan::SearchResult& found) {
     out["step_seconds"] = found.best.front().step_seconds();
   }
   out["decisions"] = ordered_json::array();
-  for (const plan::Decision& decision : found.decisions) {
+  for (const plan::DegreeChoice& decision : found.decisions) {
     ordered_json values = ordered_json::array();
     for (const plan::Alternative& one : decision.alternatives) {
       ordered_json value{{"value", one.value}, {"layouts", one.layouts}, {"fitting", one.fitting}};

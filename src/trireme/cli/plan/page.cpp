@@ -120,7 +120,7 @@ std::string best_table(const plan::SearchResult& found) {
 
 std::string decisions(const plan::SearchResult& found) {
   std::string rows;
-  for (const plan::Decision& decision : found.decisions) {
+  for (const plan::DegreeChoice& decision : found.decisions) {
     bool first = true;
     for (const plan::Alternative& one : decision.alternatives) {
       const bool best = one.value == decision.best;

@@ -125,13 +125,13 @@ std::string report(const PlanTask& task, const Sized& sized, const PlanCommandOp
   out += "\nwhy the others lost\n";
   for (std::size_t index = 1; index < found.best.size(); ++index)
     out += fmt::format("  {}: {}\n", to_text(found.best[index].config), plan::why_slower(best, found.best[index]));
-  for (const auto& [reason, loss] : found.losses) {
+  for (const auto& [reason, left] : found.left_out) {
     if (reason != "does not fit in memory") continue;
-    out += fmt::format("  {}: {}", counted(loss.count, "layout"), reason);
-    if (loss.best)
+    out += fmt::format("  {}: {}", counted(left.count, "layout"), reason);
+    if (left.best)
       out +=
-          fmt::format("; the fastest of them, {}, would take {:.4g} s and needs {:.1f} GiB", to_text(loss.best->config),
-                      loss.best->step_seconds(), loss.best->memory.peak() / 1073741824.0);
+          fmt::format("; the fastest of them, {}, would take {:.4g} s and needs {:.1f} GiB", to_text(left.best->config),
+                      left.best->step_seconds(), left.best->memory.peak() / 1073741824.0);
     out += '\n';
   }
   if (found.pareto.size() > 1) {

@@ -53,7 +53,7 @@ int run(const ScalingOptions& options, Context& context) {
                    {"loss", kRight},
                    {"source"}});
   ordered_json json{{"flops", flops}, {"petaflop_days", flops / plan::kPetaflopDay}, {"laws", ordered_json::array()}};
-  const auto add = [&](const std::string& name, const plan::Allocation& one, const std::string& source) {
+  const auto add = [&](const std::string& name, const plan::ComputeOptimal& one, const std::string& source) {
     table.add({name, short_count(one.parameters), short_count(one.tokens),
                fmt::format("{:.1f}", one.tokens / one.parameters), fmt::format("{:.4f}", one.loss), source});
     json["laws"].push_back({{"name", name},

@@ -16,14 +16,14 @@
 namespace trireme::cli {
 namespace {
 
-using plan::Prediction;
+using plan::PublishedPrediction;
 
 struct ValidateOptions {
   std::string fit;
   bool leave_out = false, layouts = false, markdown = false, json = false;
 };
 
-std::string table_of(const std::vector<Prediction>& predictions, bool markdown) {
+std::string table_of(const std::vector<PublishedPrediction>& predictions, bool markdown) {
   constexpr auto kRight = TextTable::Align::kRight;
   TextTable table({{"run"},
                    {"device"},
@@ -32,10 +32,10 @@ std::string table_of(const std::vector<Prediction>& predictions, bool markdown) 
                    {"error %", kRight},
                    {"TFLOP/s", kRight},
                    {"memory GiB", kRight},
-                   {"microbatch", kRight},
+                   {"micro-batch", kRight},
                    {"virtual", kRight},
                    {"counts"}});
-  for (const Prediction& one : predictions) {
+  for (const PublishedPrediction& one : predictions) {
     table.add({one.run.id, one.device, fmt::format("{:.3f}", one.predicted), fmt::format("{:.3f}", one.measured),
                fmt::format("{:+.1f}", 100 * one.error()), fmt::format("{:.1f}", one.estimate.tflops_per_gpu()),
                fmt::format("{:.1f}{}", one.estimate.memory.peak() / 1073741824.0,
@@ -46,17 +46,17 @@ std::string table_of(const std::vector<Prediction>& predictions, bool markdown) 
   return markdown ? table.markdown() : table.text();
 }
 
-std::string summary_of(const std::vector<Prediction>& predictions) {
+std::string summary_of(const std::vector<PublishedPrediction>& predictions) {
   std::string out;
   const auto line = [&out](const std::string& name, const plan::ErrorSummary& summary) {
     out += fmt::format("{:<10} {:>9}  median |error| {:4.1f} %  above 12 %: {}  worst {:.1f} %\n", name,
                        counted(summary.runs, "run"), 100 * summary.median, summary.far, 100 * summary.worst);
   };
   std::set<std::string> devices;
-  for (const Prediction& one : predictions) devices.insert(one.device);
+  for (const PublishedPrediction& one : predictions) devices.insert(one.device);
   for (const std::string& device : devices) {
-    std::vector<Prediction> own;
-    for (const Prediction& one : predictions) {
+    std::vector<PublishedPrediction> own;
+    for (const PublishedPrediction& one : predictions) {
       if (one.device == device) own.push_back(one);
     }
     line(device, plan::summarize(own));
@@ -65,9 +65,9 @@ std::string summary_of(const std::vector<Prediction>& predictions) {
   return out;
 }
 
-nlohmann::ordered_json json_of(const std::vector<Prediction>& predictions) {
+nlohmann::ordered_json json_of(const std::vector<PublishedPrediction>& predictions) {
   nlohmann::ordered_json rows = nlohmann::ordered_json::array();
-  for (const Prediction& one : predictions) {
+  for (const PublishedPrediction& one : predictions) {
     rows.push_back({{"id", one.run.id},
                     {"source", one.run.source},
                     {"device", one.device},
@@ -95,7 +95,7 @@ int compare_layouts(const ValidateOptions& options, Context& context) {
                    {"published"},
                    {"planner"},
                    {"slower %", kRight},
-                   {"by microbatch, chunks", kRight},
+                   {"by micro-batch, chunks", kRight},
                    {"by pp and dp", kRight},
                    {"by tp", kRight},
                    {"GEMMs", kRight},
@@ -149,7 +149,7 @@ int validate(const ValidateOptions& options, Context& context) {
   if (!options.fit.empty()) return fit(options.fit, context);
   if (options.layouts) return compare_layouts(options, context);
   const auto sources = plan::load_published();
-  const std::vector<Prediction> predictions =
+  const std::vector<PublishedPrediction> predictions =
       options.leave_out
           ? plan::leave_one_source_out(sources)
           : plan::predict_published(sources, [](const cost::Device& device) { return device.efficiency; });

@@ -3,33 +3,33 @@
 namespace trireme::comm {
 namespace {
 
-/// An assembly with a communicator of its own.
-class OwnMpiAssembly final : public Assembly {
+/// A bootstrap with a communicator of its own.
+class OwnMpiBootstrap final : public Bootstrap {
  public:
-  explicit OwnMpiAssembly(MPI_Comm comm) : comm_(comm), assembly_(comm) {}
-  ~OwnMpiAssembly() override { MPI_Comm_free(&comm_); }
-  bool is_first() const override { return assembly_.is_first(); }
-  void broadcast(void* data, std::size_t bytes) override { assembly_.broadcast(data, bytes); }
-  bool all(bool mine) override { return assembly_.all(mine); }
+  explicit OwnMpiBootstrap(MPI_Comm comm) : comm_(comm), bootstrap_(comm) {}
+  ~OwnMpiBootstrap() override { MPI_Comm_free(&comm_); }
+  bool is_first() const override { return bootstrap_.is_first(); }
+  void broadcast(void* data, std::size_t bytes) override { bootstrap_.broadcast(data, bytes); }
+  bool all(bool mine) override { return bootstrap_.all(mine); }
 
  private:
   MPI_Comm comm_;
-  MpiAssembly assembly_;
+  MpiBootstrap bootstrap_;
 };
 
 }  // namespace
 
-bool MpiAssembly::is_first() const {
+bool MpiBootstrap::is_first() const {
   int rank = 0;
   MPI_Comm_rank(comm_, &rank);
   return rank == 0;
 }
 
-void MpiAssembly::broadcast(void* data, std::size_t bytes) {
+void MpiBootstrap::broadcast(void* data, std::size_t bytes) {
   check_mpi(MPI_Bcast(data, static_cast<int>(bytes), MPI_BYTE, 0, comm_), "sharing memory");
 }
 
-bool MpiAssembly::all(bool mine) {
+bool MpiBootstrap::all(bool mine) {
   int value = mine ? 1 : 0, result = 0;
   check_mpi(MPI_Allreduce(&value, &result, 1, MPI_INT, MPI_MIN, comm_), "agreeing on shared memory");
   return result != 0;
@@ -51,7 +51,7 @@ std::unique_ptr<SharedNode> make_mpi_node(MPI_Comm world, int ranks_per_node) {
   auto node = std::make_unique<SharedNode>(rank, cards, ranks_per_node, [&](const std::vector<int>& locals) {
     MPI_Comm cut = MPI_COMM_NULL;
     check_mpi(MPI_Comm_split(local, locals.front(), rank, &cut), "cutting nodes");
-    return std::make_unique<OwnMpiAssembly>(cut);
+    return std::make_unique<OwnMpiBootstrap>(cut);
   });
   MPI_Comm_free(&local);
   return node;

@@ -10,9 +10,9 @@
 namespace trireme::comm {
 
 /// The ranks of a communicator, which is borrowed.
-class MpiAssembly final : public Assembly {
+class MpiBootstrap final : public Bootstrap {
  public:
-  explicit MpiAssembly(MPI_Comm comm) : comm_(comm) {}
+  explicit MpiBootstrap(MPI_Comm comm) : comm_(comm) {}
   bool is_first() const override;
   void broadcast(void* data, std::size_t bytes) override;
   bool all(bool mine) override;

@@ -107,8 +107,8 @@ class MpiTransport final : public Transport {
   std::unique_ptr<Board> make_board(const Members& members) override {
     if (!node_->can_share(members)) return nullptr;
     const std::lock_guard calls(mpi_calls());
-    MpiAssembly assembly(comms_.at(members.channel));
-    return node_->make_board(assembly, members);
+    MpiBootstrap bootstrap(comms_.at(members.channel));
+    return node_->make_board(bootstrap, members);
   }
 
   bool has_native(Op op) const override { return is_collective(op); }

@@ -74,9 +74,9 @@ struct MeetWait {
 
 /// Ranks that agree through keys of the control plane. Every rank of the world is served by rank 0's process, so this
 /// is for the start of things, not for the data path.
-class ControlAssembly final : public Assembly {
+class ControlBootstrap final : public Bootstrap {
  public:
-  ControlAssembly(ControlPlane& control, std::string prefix, std::size_t ranks, bool is_first, MeetWait wait)
+  ControlBootstrap(ControlPlane& control, std::string prefix, std::size_t ranks, bool is_first, MeetWait wait)
       : control_(control), prefix_(std::move(prefix)), ranks_(ranks), is_first_(is_first), wait_(std::move(wait)) {}
 
   bool is_first() const override { return is_first_; }
@@ -200,8 +200,8 @@ class UcxTransport final : public Transport {
       processes.push_back(card.process);
     }
     node_ = std::make_unique<SharedNode>(rank_, processes, options.ranks_per_node, [&](const std::vector<int>& locals) {
-      return std::make_unique<ControlAssembly>(control_, fmt::format("trireme/node/{}", locals.front()), locals.size(),
-                                               locals.front() == rank_, wait);
+      return std::make_unique<ControlBootstrap>(control_, fmt::format("trireme/node/{}", locals.front()), locals.size(),
+                                                locals.front() == rank_, wait);
     });
     worker_.start(rank_, std::move(peers), met.session, matcher_);
     if (EventCount* shared = node_->event_count()) worker_.notify_at(shared);
@@ -232,9 +232,9 @@ class UcxTransport final : public Transport {
   }
   std::unique_ptr<Board> make_board(const Members& members) override {
     if (!node_->can_share(members)) return nullptr;
-    ControlAssembly assembly(control_, fmt::format("trireme/board/{}", members.channel), members.ranks.size(),
-                             members.me == 0, wait_);
-    return node_->make_board(assembly, members);
+    ControlBootstrap bootstrap(control_, fmt::format("trireme/board/{}", members.channel), members.ranks.size(),
+                               members.me == 0, wait_);
+    return node_->make_board(bootstrap, members);
   }
   void give_up() noexcept override { worker_.give_up(); }
 

@@ -176,7 +176,7 @@ fs::path shard_path(const fs::path& out, std::size_t number) { return out / fmt:
 
 ShardInfo info_of(const Tokenizer& tokenizer) {
   ShardInfo info{
-      .vocab_size = tokenizer.vocabulary_size(), .tokenizer_hash = tokenizer.hash(), .tokenizer = tokenizer.source()};
+      .vocab_size = tokenizer.vocab_size(), .tokenizer_hash = tokenizer.hash(), .tokenizer = tokenizer.source()};
   info.special.bos = tokenizer.roles().bos.value_or(-1);
   info.special.eos = tokenizer.roles().eos.value_or(-1);
   info.special.pad = tokenizer.roles().pad.value_or(-1);

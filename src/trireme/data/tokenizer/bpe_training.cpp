@@ -172,8 +172,8 @@ TokenizerDescription around(const BpeTrainingOptions& options) {
 
 void check(const BpeTrainingOptions& options) {
   const auto least = static_cast<std::int32_t>(options.special_tokens.size()) + 256;
-  if (options.vocabulary < least)
-    throw ConfigError(fmt::format("a vocabulary of {} has no room for 256 bytes and {}", options.vocabulary,
+  if (options.vocab_size < least)
+    throw ConfigError(fmt::format("a vocabulary of {} has no room for 256 bytes and {}", options.vocab_size,
                                   counted(options.special_tokens.size(), "special token")),
                       fmt::format("ask for {} or more", least));
   for (const std::string& token : options.special_tokens) {
@@ -230,8 +230,8 @@ TokenizerDescription train_bpe(const WordCounts& words, const BpeTrainingOptions
     bytes[byte] = add(bytes_to_letters(std::string(1, static_cast<char>(byte))));
 
   Trainer trainer(words, bytes);
-  Progress progress("merge", options.vocabulary, "token", options.progress);
-  while (static_cast<std::int32_t>(vocabulary.size()) < options.vocabulary) {
+  Progress progress("merge", options.vocab_size, "token", options.progress);
+  while (static_cast<std::int32_t>(vocabulary.size()) < options.vocab_size) {
     const Candidate best = trainer.next();
     if (best.count < std::max<std::int64_t>(options.least_count, 1)) break;
     const auto left = static_cast<std::int32_t>(best.pair >> 32),

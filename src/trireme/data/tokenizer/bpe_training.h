@@ -20,7 +20,7 @@
 namespace trireme::data {
 
 struct BpeTrainingOptions {
-  std::int32_t vocabulary = 32000;  ///< special tokens and the 256 bytes included; fewer when the texts have no more
+  std::int32_t vocab_size = 32000;  ///< special tokens and the 256 bytes included; fewer when the texts have no more
   KnownPattern pattern = KnownPattern::kGpt2;                ///< kQwen: in Unicode's form C
   std::vector<std::string> special_tokens{"<|endoftext|>"};  ///< the first numbers
   std::string begin;                                         ///< a special token before every text; empty: none

@@ -198,8 +198,8 @@ std::vector<std::int32_t> Tokenizer::encode(std::string_view text, EncodeOptions
 }
 
 void Tokenizer::check_id(std::int32_t id) const {
-  if (id >= 0 && id < vocabulary_size() && present_[static_cast<std::size_t>(id)]) return;
-  throw ConfigError(fmt::format("{} has no token {}; its ids go from 0 to {}", source_, id, vocabulary_size() - 1),
+  if (id >= 0 && id < vocab_size() && present_[static_cast<std::size_t>(id)]) return;
+  throw ConfigError(fmt::format("{} has no token {}; its ids go from 0 to {}", source_, id, vocab_size() - 1),
                     "was the text encoded with another tokenizer?");
 }
 
@@ -216,12 +216,11 @@ std::string Tokenizer::decode(std::span<const std::int32_t> ids, DecodeOptions o
 }
 
 std::string_view Tokenizer::token_bytes(std::int32_t id) const {
-  return id >= 0 && id < vocabulary_size() ? std::string_view(bytes_[static_cast<std::size_t>(id)])
-                                           : std::string_view();
+  return id >= 0 && id < vocab_size() ? std::string_view(bytes_[static_cast<std::size_t>(id)]) : std::string_view();
 }
 
 bool Tokenizer::is_special(std::int32_t id) const {
-  return id >= 0 && id < vocabulary_size() && special_[static_cast<std::size_t>(id)];
+  return id >= 0 && id < vocab_size() && special_[static_cast<std::size_t>(id)];
 }
 
 std::optional<std::int32_t> Tokenizer::find(std::string_view content) const {

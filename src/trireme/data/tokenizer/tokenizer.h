@@ -50,8 +50,8 @@ class Tokenizer {
   /// Always UTF-8: what is none becomes U+FFFD. ConfigError for a number that no token has.
   std::string decode(std::span<const std::int32_t> ids, DecodeOptions options = {}) const;
 
-  /// One more than the largest token number: the rows that an embedding needs.
-  std::int32_t vocabulary_size() const { return static_cast<std::int32_t>(bytes_.size()); }
+  /// One more than the largest token id: the rows that an embedding needs.
+  std::int32_t vocab_size() const { return static_cast<std::int32_t>(bytes_.size()); }
   /// The bytes that a token stands for in the middle of a text; none for special tokens and numbers without a token.
   /// Their lengths are what bits per byte are counted by.
   std::string_view token_bytes(std::int32_t id) const;

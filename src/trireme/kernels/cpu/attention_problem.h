@@ -14,7 +14,7 @@ namespace trireme::kernels::cpu {
 enum class AttentionType : std::uint8_t { kFloat, kDouble, kHalf, kBfloat16 };
 constexpr int kAttentionTypes = 4;
 
-/// A tensor [batch, sequence, heads, head size]: strides count elements, the last is 1.
+/// A tensor [batch, seq_len, heads, head_dim]: strides count elements, the last is 1.
 template <typename Pointer>
 struct AttentionRows {
   Pointer data = nullptr;

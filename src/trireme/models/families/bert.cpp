@@ -57,7 +57,7 @@ void write_bert_config(const spec::ModelShape& shape, formats::HfConfig& config)
 
 std::vector<PublishedTensor> bert_tensors(Model& model, const TensorNaming& naming) {
   const std::string& prefix = naming.prefix;
-  const std::int64_t width = model.shape.num_heads * model.shape.head_dim;
+  const std::int64_t heads_dim = model.shape.num_heads * model.shape.head_dim;
   TensorList list(model);
   const auto pair = [&](const std::string& name, const std::string& param) {
     list.add(name + ".weight", param + ".weight");
@@ -74,9 +74,9 @@ std::vector<PublishedTensor> bert_tensors(Model& model, const TensorNaming& nami
     for (const char* name : {"query", "key", "value"}) {
       for (const char* kind : {"weight", "bias"}) {
         list.add_rows(fmt::format("{}attention.self.{}.{}", theirs, name, kind),
-                      fmt::format("{}attention.qkv.{}", ours, kind), row, width);
+                      fmt::format("{}attention.qkv.{}", ours, kind), row, heads_dim);
       }
-      row += width;
+      row += heads_dim;
     }
     pair(theirs + "attention.output.dense", ours + "attention.out");
     pair(theirs + "attention.output.LayerNorm", ours + "attention.norm");

@@ -9,7 +9,7 @@ namespace trireme::models {
 
 void TensorList::add_experts(const PublishedExperts& names, const std::string& ours, bool fused) {
   const spec::ModelShape& shape = model_.shape;
-  const std::int64_t inner = spec::expert_ffn_size(shape), width = shape.hidden_size, count = shape.experts.num_experts;
+  const std::int64_t ffn = spec::expert_ffn_size(shape), hidden = shape.hidden_size, count = shape.experts.num_experts;
   nn::Param &in = model_.params.at(ours + ".experts.in.weight"), &out = model_.params.at(ours + ".experts.out.weight");
   if (fused) {
     const auto whole = [&](const char* name, nn::Param& param) {
@@ -31,20 +31,20 @@ void TensorList::add_experts(const PublishedExperts& names, const std::string& o
                           .shape = {rows, param.placement.shape[2]}});
     };
     if (shape.gated) {
-      add(names.gate, in, expert * 2 * inner, inner);
-      add(names.up, in, expert * 2 * inner + inner, inner);
+      add(names.gate, in, expert * 2 * ffn, ffn);
+      add(names.up, in, expert * 2 * ffn + ffn, ffn);
     } else {
-      add(names.up, in, expert * inner, inner);
+      add(names.up, in, expert * ffn, ffn);
     }
-    add(names.down, out, expert * width, width);
+    add(names.down, out, expert * hidden, hidden);
   }
 }
 
 void TensorList::add_shared(const std::string& theirs, const std::string& ours) {
-  const std::int64_t inner = spec::shared_ffn_size(model_.shape);
-  if (inner == 0) return;
-  add_rows(theirs + ".gate_proj.weight", ours + ".shared.in.weight", 0, inner);
-  add_rows(theirs + ".up_proj.weight", ours + ".shared.in.weight", inner, inner);
+  const std::int64_t ffn = spec::shared_ffn_size(model_.shape);
+  if (ffn == 0) return;
+  add_rows(theirs + ".gate_proj.weight", ours + ".shared.in.weight", 0, ffn);
+  add_rows(theirs + ".up_proj.weight", ours + ".shared.in.weight", ffn, ffn);
   add(theirs + ".down_proj.weight", ours + ".shared.out.weight");
 }
 

@@ -149,11 +149,11 @@ class Stack {
 
  private:
   void self_attention(const std::string& theirs, const std::string& ours, std::int64_t layer) {
-    const std::int64_t width = shape_.num_heads * shape_.head_dim;
+    const std::int64_t heads_dim = shape_.num_heads * shape_.head_dim;
     std::int64_t row = 0;
     for (const char* name : {"q", "k", "v"}) {
-      list_.add_rows(fmt::format("{}SelfAttention.{}.weight", theirs, name), ours + "qkv.weight", row, width);
-      row += width;
+      list_.add_rows(fmt::format("{}SelfAttention.{}.weight", theirs, name), ours + "qkv.weight", row, heads_dim);
+      row += heads_dim;
     }
     list_.add(theirs + "SelfAttention.o.weight", ours + "out.weight");
     if (layer == 0)  // the first layer's serves all of the stack
@@ -162,10 +162,10 @@ class Stack {
     list_.add(theirs + "layer_norm.weight", ours + "norm.weight");
   }
   void cross_attention(const std::string& theirs, const std::string& ours) {
-    const std::int64_t width = shape_.num_heads * shape_.head_dim;
+    const std::int64_t heads_dim = shape_.num_heads * shape_.head_dim;
     list_.add(theirs + "EncDecAttention.q.weight", ours + "q.weight");
-    list_.add_rows(theirs + "EncDecAttention.k.weight", ours + "kv.weight", 0, width);
-    list_.add_rows(theirs + "EncDecAttention.v.weight", ours + "kv.weight", width, width);
+    list_.add_rows(theirs + "EncDecAttention.k.weight", ours + "kv.weight", 0, heads_dim);
+    list_.add_rows(theirs + "EncDecAttention.v.weight", ours + "kv.weight", heads_dim, heads_dim);
     list_.add(theirs + "EncDecAttention.o.weight", ours + "out.weight");
     list_.add(theirs + "layer_norm.weight", ours + "norm.weight");
   }

@@ -84,11 +84,7 @@ StagedPlan parse_staged(const Graph& forward, std::string_view text, const std::
     const std::vector<std::string> words = StrategyLines::words_of(line);
     if (words.empty()) continue;
     if (!named) {
-      if (words[0] != "pipeline" || words.size() != 2)
-        lines.fail(number, "it does not begin with \"pipeline GRAPH\"", "begin so");
-      if (words[1] != forward.name)
-        lines.fail(number, fmt::format("the plan is for {}, the graph is {}", words[1], forward.name),
-                   "take the graph it is for");
+      lines.header(number, words, "pipeline");
       named = true;
     } else if (words[0] == "micros" && plan.stages.empty()) {
       const std::string value = words.size() == 2 ? words[1] : "";

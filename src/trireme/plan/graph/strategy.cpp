@@ -57,6 +57,14 @@ std::vector<std::string> StrategyLines::words_of(const std::string& line) {
   return words;
 }
 
+void StrategyLines::header(std::size_t number, const std::vector<std::string>& words, const std::string& kind) const {
+  if (words[0] != kind || words.size() != 2)
+    fail(number, fmt::format("it does not begin with \"{} GRAPH\"", kind), "begin so");
+  if (words[1] != forward_.name)
+    fail(number, fmt::format("the {} is for {}, the graph is {}", kind, words[1], forward_.name),
+         "take the graph it is for");
+}
+
 layout::Mesh StrategyLines::mesh(std::size_t number, const std::vector<std::string>& words) const {
   if (words[0] != "mesh") fail(number, "here a mesh must stand", "write \"mesh a=2 b=4\"");
   std::string axes;
@@ -128,11 +136,7 @@ Strategy parse_strategy(const Graph& forward, std::string_view text, const std::
     const std::vector<std::string> words = StrategyLines::words_of(line);
     if (words.empty()) continue;
     if (!named) {
-      if (words[0] != "strategy" || words.size() != 2)
-        lines.fail(number, "it does not begin with \"strategy GRAPH\"", "begin so");
-      if (words[1] != forward.name)
-        lines.fail(number, fmt::format("the strategy is for {}, the graph is {}", words[1], forward.name),
-                   "take the graph it is for");
+      lines.header(number, words, "strategy");
       named = true;
     } else if (!meshed) {
       strategy = replicated(forward, lines.mesh(number, words));

@@ -62,6 +62,8 @@ class StrategyLines {
   [[noreturn]] void fail(std::size_t number, const std::string& why, const std::string& hint) const;
   /// The words of a line; empty for comments.
   static std::vector<std::string> words_of(const std::string& line);
+  /// The first line, "KIND GRAPH": ConfigError unless it is of this kind and for this graph.
+  void header(std::size_t number, const std::vector<std::string>& words, const std::string& kind) const;
   layout::Mesh mesh(std::size_t number, const std::vector<std::string>& words) const;
   /// "OP DIM:AXIS ...", "store ..." or "checkpoint ...". The operator, or -1.
   int read(std::size_t number, const std::vector<std::string>& words, Strategy& strategy) const;

@@ -8,7 +8,7 @@ namespace {
 /// A model may have more numbers than its tokenizer has tokens: rows that pad the embedding.
 bool has_text(const data::Tokenizer* tokenizer, std::int64_t token) {
   const auto id = static_cast<std::int32_t>(token);
-  return tokenizer && token >= 0 && token < tokenizer->vocabulary_size() && !tokenizer->token_bytes(id).empty();
+  return tokenizer && token >= 0 && token < tokenizer->vocab_size() && !tokenizer->token_bytes(id).empty();
 }
 
 }  // namespace

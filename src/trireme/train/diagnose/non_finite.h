@@ -14,7 +14,7 @@
 
 namespace trireme::train {
 
-/// Runs the step's microbatches again, layer by layer: weights first, then outputs, then gradients. The answer is the
+/// Runs the step's micro-batches again, layer by layer: weights first, then outputs, then gradients. The answer is the
 /// same on every rank: "the output of layers.3 on rank 1". Leaves gradients behind that mean nothing.
 std::string first_not_finite(models::Model& model, std::span<data::Batch> batches,
                              const std::function<nn::Context()>& make_context, comm::Group& world,

@@ -25,7 +25,7 @@ namespace {
 using torch::profiler::impl::ActivityType;
 using Clock = std::chrono::steady_clock;
 
-constexpr const char* kProducts = "GEMMs";
+constexpr const char* kGemms = "GEMMs";
 constexpr const char* kAttention = "attention";
 constexpr const char* kNorms = "norms";
 constexpr const char* kActivations = "activations";
@@ -74,15 +74,15 @@ std::map<std::string, double> limits(const ProfiledSteps& steps, const spec::Mod
   const double rows = steps.tokens / static_cast<double>(steps.sequence);
   const spec::FlopCount flops = spec::count_flops(shape, steps.sequence);
   const double layers = static_cast<double>(shape.num_layers + shape.num_encoder_layers),
-               width = static_cast<double>(shape.hidden_size);
+               hidden = static_cast<double>(shape.hidden_size);
   const double wide = 2 * steps.tokens;  // bytes of a 16-bit column
   // A norm of a sum reads and writes two tensors each way; an activation its input and output, and backward both and
   // the gradient; a gated one has two inputs.
-  const double inner = static_cast<double>(shape.ffn_size) * (shape.gated ? 8 : 6);
-  return {{kProducts, 3 * rows * (flops.projections + flops.head) / rates.flops},
+  const double ffn = static_cast<double>(shape.ffn_size) * (shape.gated ? 8 : 6);
+  return {{kGemms, 3 * rows * (flops.projections + flops.head) / rates.flops},
           {kAttention, 3.5 * rows * flops.attention / rates.flops},
-          {kNorms, layers * wide * 2 * 8 * width / rates.bytes},
-          {kActivations, layers * wide * inner / rates.bytes},
+          {kNorms, layers * wide * 2 * 8 * hidden / rates.bytes},
+          {kActivations, layers * wide * ffn / rates.bytes},
           {kLoss, wide * 2 * static_cast<double>(shape.vocab_size) / rates.bytes},
           {kUpdate, static_cast<double>(steps.parameter_bytes) / rates.bytes}};
 }
@@ -122,11 +122,11 @@ std::string kind_of_kernel(const std::string& name) {
       {"lamb", kUpdate},
       {"gpu::(anonymous namespace)::forward<", kActivations},
       {"gpu::(anonymous namespace)::backward<", kActivations},
-      {"nvjet", kProducts},
-      {"gemm", kProducts},
-      {"xmma", kProducts},
-      {"cutlass", kProducts},
-      {"splitKreduce", kProducts},
+      {"nvjet", kGemms},
+      {"gemm", kGemms},
+      {"xmma", kGemms},
+      {"cutlass", kGemms},
+      {"splitKreduce", kGemms},
       {"sort", "embedding"},
       {"RadixSort", "embedding"},
   };

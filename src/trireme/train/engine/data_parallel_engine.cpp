@@ -153,17 +153,7 @@ class DataParallelEngine final : public SingleStepEngine {
     const auto forward = [this](nn::Tensors inputs, nn::Context& context) {
       model_->forward(std::move(inputs), context, nullptr);
     };
-    return train::evaluate(forward, samples,
-                           {.all = world_,
-                            .rank = parallel_groups_->dp_rank,
-                            .ranks = parallel_groups_->dp_size,
-                            .tokens = parallel_groups_->parallel.tokens,
-                            .counts = [this](const nn::LossTerm& term) { return parallel_groups_->counts(term); },
-                            .counts_rows = parallel_groups_->counts_rows(),
-                            .lockstep = zero_ == 3 || parallel_groups_->parallel.experts != nullptr,
-                            .device = parallel_groups_->device,
-                            .shape = &model_->shape},
-                           options);
+    return train::evaluate(forward, samples, evaluate_ranks(*parallel_groups_, world_, zero_, model_->shape), options);
   }
 
   std::string first_not_finite(std::vector<data::Batch>& batches, const MakeContext& contexts) override {

@@ -32,7 +32,7 @@ layout::Placement with_experts(layout::Placement base, std::span<const std::int6
 }
 
 /// Whose tensors of this plan's element size become those of its targets; what this rank sent to others, in elements.
-std::int64_t walk(const layout::ReshardPlan& plan, const at::Tensor& tensor, comm::Group& group) {
+std::int64_t reshard(const layout::ReshardPlan& plan, const at::Tensor& tensor, comm::Group& group) {
   at::Tensor flat = tensor.view({-1});
   std::vector<at::Tensor> leaving{at::empty({0}, flat.options())};
   std::vector<std::size_t> send(rank_at(group.size()), 0), receive(rank_at(group.size()), 0);
@@ -135,7 +135,7 @@ void ExpertMoves::move(Moved& param, const nn::moe::ExpertLoads& layer) {
     const auto bytes = static_cast<std::size_t>(tensor.element_size());
     const layout::ReshardPlan plan = layout::plan_reshard(from, to, bytes, sharing);
     layout::add_sent(plan, sharing.sent_bytes);
-    sent_bytes_ += walk(plan, tensor, *group_) * static_cast<std::int64_t>(bytes);
+    sent_bytes_ += reshard(plan, tensor, *group_) * static_cast<std::int64_t>(bytes);
   }
   for (std::size_t rank = 0; rank < to.size(); ++rank) param.holders[rank].placement = to[rank];
   param.owned->placement.pieces = after.pieces;

@@ -1,5 +1,5 @@
-// Several steps of a pipeline in one walk of a table: schedules that update while micros are on their way, and steps
-// that are validated after the fact.
+// Several steps of a pipeline in one execution of a table: schedules that update while micros are on their way, and
+// steps that are validated after the fact.
 //
 // Asynchronous: each stage updates when the table says, with the norm of its own gradients alone; ranks that share the
 // stage (tensor, context and data parallelism) reach that update in the same order, and sum norms among themselves.
@@ -51,17 +51,17 @@ class PipelineSteps final : public PipelineEngineOf<MultiStepEngine> {
   std::vector<StepMade> run(const StepsRequest& request) override;
   VersionBytes version_bytes() const override { return version_bytes_; }
   Staleness staleness() const override {
-    if (!walk_.waves) return {};
-    const schedule::StalenessMonitor& monitor = walk_.waves->monitor();
-    return {.local = monitor.local, .global = monitor.global, .pushes = walk_.waves->pushes()};
+    if (!execution_.waves) return {};
+    const schedule::StalenessMonitor& monitor = execution_.waves->monitor();
+    return {.local = monitor.local, .global = monitor.global, .pushes = execution_.waves->pushes()};
   }
   void rehearse(std::vector<data::Batch>& batches, const MakeContext& contexts) override {
-    staged_->walk(batches, contexts);
+    staged_->execute(batches, contexts);
   }
 
  private:
-  /// What walks a table of so many steps of so many micros.
-  struct Walk {
+  /// What executes a table of so many steps of so many micros.
+  struct Execution {
     int micros = 0, steps = 0;
     int ahead = 0;  // steps by which its forwards are ahead of updates
     schedule::Schedule table;
@@ -72,11 +72,11 @@ class PipelineSteps final : public PipelineEngineOf<MultiStepEngine> {
     std::unique_ptr<pipeline::PostValidatedUpdate> optimistic;
   };
   class Progress;
-  Walk& walk_for(const StepsRequest& request);
+  Execution& execution_for(const StepsRequest& request);
   /// The first rank of a stage, where several have it.
   bool counts_norm() const {
     const int chunk = stage_.chunks.front().number;
-    return schedule::holders_of(walk_.table, chunk).front() == pipeline_.rank();
+    return schedule::holders_of(execution_.table, chunk).front() == pipeline_.rank();
   }
 
   pipeline::Stage& stage_;
@@ -85,7 +85,7 @@ class PipelineSteps final : public PipelineEngineOf<MultiStepEngine> {
   VersionBytes version_bytes_;  // of the last run
   std::int64_t drain_every_;
   Progress* progress_ = nullptr;  // of the call that is running
-  Walk walk_;
+  Execution execution_;
 };
 
 /// One call of run(): what the executor asks for, step by step.
@@ -106,7 +106,7 @@ class PipelineSteps::Progress {
     pipeline::Micro made =
         engine_.staged_->micro_of(work.batches.at(static_cast<std::size_t>(number % request_.micros)),
                                   [&] { return work.contexts(loss_scale_of(step)); });
-    if (!engine_.walk_.waves)  // whose gradients are pushed a wave at a time
+    if (!engine_.execution_.waves)  // whose gradients are pushed a wave at a time
       made.context.on_gradient = [this](nn::Param& param) { engine_.staged_->data_parallel().added(param); };
     return made;
   }
@@ -129,7 +129,7 @@ class PipelineSteps::Progress {
     parallel::DataParallel& data_parallel = engine_.staged_->data_parallel();
     try {
       const pipeline::StageUpdated updated =
-          pipeline::update_stage(request_.optimizer, engine_.walk_.executor->reduction(),
+          pipeline::update_stage(request_.optimizer, engine_.execution_.executor->reduction(),
                                  {.learning_rate = rate_of(step),
                                   .loss_scale = loss_scale_of(step),
                                   .may_overflow = request_.loss_scale != nullptr,
@@ -241,7 +241,7 @@ class PipelineSteps::Progress {
   void ask_for(int step) {
     for (; asked_for_ <= step; ++asked_for_) {
       // Of steps so far back every stage has told, whatever it does now.
-      if (engine_.asynchronous_) learn_of(asked_for_ - 1 - engine_.walk_.ahead);
+      if (engine_.asynchronous_) learn_of(asked_for_ - 1 - engine_.execution_.ahead);
       const StepWork& work = works_[asked_for_] = request_.work(asked_for_);
       rates_.push_back(work.learning_rate);
       loss_scales_.push_back(loss_scale_now());
@@ -289,23 +289,24 @@ PipelineSteps::PipelineSteps(std::unique_ptr<StagedModel> staged)
                : std::string("gradients are not clipped"));
 }
 
-PipelineSteps::Walk& PipelineSteps::walk_for(const StepsRequest& request) {
-  if (walk_.executor && walk_.micros == request.micros && walk_.steps == request.steps) return walk_;
-  walk_.optimistic.reset();
-  walk_.executor.reset();
-  walk_.waves.reset();
-  walk_.scales.reset();
-  walk_.micros = request.micros;
-  walk_.steps = request.steps;
-  walk_.table = staged_->make_table(request.micros, request.steps);
-  walk_.ahead = schedule::steps_ahead(walk_.table);
-  if (!walk_.predictor) {
-    walk_.predictor = pipeline::make_weight_predictor(walk_.table.weights, request.optimizer,
-                                                      [this] { return progress_->rate_to_come(); });
+PipelineSteps::Execution& PipelineSteps::execution_for(const StepsRequest& request) {
+  if (execution_.executor && execution_.micros == request.micros && execution_.steps == request.steps)
+    return execution_;
+  execution_.optimistic.reset();
+  execution_.executor.reset();
+  execution_.waves.reset();
+  execution_.scales.reset();
+  execution_.micros = request.micros;
+  execution_.steps = request.steps;
+  execution_.table = staged_->make_table(request.micros, request.steps);
+  execution_.ahead = schedule::steps_ahead(execution_.table);
+  if (!execution_.predictor) {
+    execution_.predictor = pipeline::make_weight_predictor(execution_.table.weights, request.optimizer,
+                                                           [this] { return progress_->rate_to_come(); });
   }
-  if (walk_.table.weights == schedule::WeightChoice::kWaves) {
-    walk_.waves = std::make_unique<pipeline::WaveWeights>(
-        pipeline::WaveWeights::Parts{.table = walk_.table,
+  if (execution_.table.weights == schedule::WeightChoice::kWaves) {
+    execution_.waves = std::make_unique<pipeline::WaveWeights>(
+        pipeline::WaveWeights::Parts{.table = execution_.table,
                                      .chunk = stage_.chunks.front(),
                                      .shares = staged_->wave_shares(),
                                      .rate_of = [this](int wave) { return progress_->rate_of_wave(wave); },
@@ -315,35 +316,38 @@ PipelineSteps::Walk& PipelineSteps::walk_for(const StepsRequest& request) {
   if (request.fp8_history != nullptr) {
     comm::Group* ranks = staged_->stage_ranks();
     // Of the stage's ranks in other pipelines, and in this one where a stage has several.
-    walk_.scales = std::make_unique<pipeline::ScaleVersions>(*request.fp8_history, [this, ranks](at::Tensor& largest) {
-      const auto agree = [&](comm::Group& group) {
-        group.all_reduce(device::to_buffer(largest), comm::Reduce::kMax).wait();
-      };
-      if (ranks != nullptr) agree(*ranks);
-      for (comm::Group* twins : walk_.executor->reduction().twins()) agree(*twins);
-    });
+    execution_.scales =
+        std::make_unique<pipeline::ScaleVersions>(*request.fp8_history, [this, ranks](at::Tensor& largest) {
+          const auto agree = [&](comm::Group& group) {
+            group.all_reduce(device::to_buffer(largest), comm::Reduce::kMax).wait();
+          };
+          if (ranks != nullptr) agree(*ranks);
+          for (comm::Group* twins : execution_.executor->reduction().twins()) agree(*twins);
+        });
   }
-  walk_.executor =
-      std::make_unique<pipeline::Executor>(pipeline::ExecutorParts{.table = walk_.table,
+  execution_.executor =
+      std::make_unique<pipeline::Executor>(pipeline::ExecutorParts{.table = execution_.table,
                                                                    .stage = stage_,
                                                                    .pipeline = pipeline_,
                                                                    .data_parallel = &staged_->data_parallel(),
-                                                                   .predictor = walk_.predictor.get(),
-                                                                   .waves = walk_.waves.get(),
+                                                                   .predictor = execution_.predictor.get(),
+                                                                   .waves = execution_.waves.get(),
                                                                    .scatter = staged_->scatter(),
-                                                                   .scales = walk_.scales.get(),
+                                                                   .scales = execution_.scales.get(),
                                                                    .receives = &staged_->receives()});
   if (asynchronous_ && request.loss_scale != nullptr) {
-    walk_.executor->reduction().delay_shared(walk_.ahead, [this](int step) { return progress_->loss_scale_of(step); });
+    execution_.executor->reduction().delay_shared(execution_.ahead,
+                                                  [this](int step) { return progress_->loss_scale_of(step); });
   }
   if (!asynchronous_) {
-    walk_.optimistic = std::make_unique<pipeline::PostValidatedUpdate>(request.optimizer, walk_.executor->reduction());
+    execution_.optimistic =
+        std::make_unique<pipeline::PostValidatedUpdate>(request.optimizer, execution_.executor->reduction());
   }
-  return walk_;
+  return execution_;
 }
 
 std::vector<StepMade> PipelineSteps::run(const StepsRequest& request) {
-  Walk& walk = walk_for(request);
+  Execution& execution = execution_for(request);
   Progress progress(*this, request);
   progress_ = &progress;
   nn::zero_grad(request.optimizer.params());
@@ -352,15 +356,15 @@ std::vector<StepMade> PipelineSteps::run(const StepsRequest& request) {
   if (asynchronous_) {
     call.update = [&](int step) { progress.update_alone(step); };
   } else {
-    call.update = [&](int step) { progress.update_optimistically(step, *walk.optimistic); };
-    call.validated = [&] { return progress.validated(*walk.optimistic); };
-    call.redo = [&] { progress.redo(*walk.optimistic); };
+    call.update = [&](int step) { progress.update_optimistically(step, *execution.optimistic); };
+    call.validated = [&] { return progress.validated(*execution.optimistic); };
+    call.redo = [&] { progress.redo(*execution.optimistic); };
   }
-  pipeline::RunReport report = walk.executor->run(call);
+  pipeline::RunReport report = execution.executor->run(call);
   version_bytes_ = {.device = report.max_version_bytes};
   const bool offload = staged_->recipe().layout.offload != spec::OffloadKind::kNone;
   (offload ? version_bytes_.host : version_bytes_.device) += report.max_delayed_bytes;
-  if (walk.optimistic) (offload ? version_bytes_.host : version_bytes_.device) += walk.optimistic->bytes();
+  if (execution.optimistic) (offload ? version_bytes_.host : version_bytes_.device) += execution.optimistic->bytes();
   if (request.fp8_history != nullptr) {
     request.fp8_history->share(
         [this](at::Tensor& table) { pipeline_.all_reduce(device::to_buffer(table), comm::Reduce::kMax).wait(); });

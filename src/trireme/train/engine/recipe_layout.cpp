@@ -77,4 +77,17 @@ Share share_of(const spec::Recipe& recipe, const ParallelGroups& parallel_groups
           .lockstep = recipe.layout.zero >= 2 || recipe.layout.ep > 1};
 }
 
+EvaluateRanks evaluate_ranks(const ParallelGroups& parallel_groups, comm::Group& world, int zero,
+                             const spec::ModelShape& shape) {
+  return {.all = world,
+          .rank = parallel_groups.dp_rank,
+          .ranks = parallel_groups.dp_size,
+          .tokens = parallel_groups.parallel.tokens,
+          .counts = [&](const nn::LossTerm& term) { return parallel_groups.counts(term); },
+          .counts_rows = parallel_groups.counts_rows(),
+          .lockstep = zero == 3 || parallel_groups.parallel.experts != nullptr,
+          .device = parallel_groups.device,
+          .shape = &shape};
+}
+
 }  // namespace trireme::train

@@ -10,6 +10,7 @@
 #include "trireme/parallel/parallel_groups.h"
 #include "trireme/spec/recipe.h"
 #include "trireme/train/engine/step_plan.h"
+#include "trireme/train/run/evaluate.h"
 
 namespace trireme::train {
 
@@ -22,5 +23,8 @@ std::unique_ptr<ParallelGroups> form(const spec::Recipe& recipe, const spec::Mod
 
 parallel::DataParallelOptions data_parallel_options(const spec::Recipe& recipe, const ParallelGroups& parallel_groups);
 Share share_of(const spec::Recipe& recipe, const ParallelGroups& parallel_groups, std::int64_t length);
+/// How they share an evaluation's samples; everything is borrowed.
+EvaluateRanks evaluate_ranks(const ParallelGroups& parallel_groups, comm::Group& world, int zero,
+                             const spec::ModelShape& shape);
 
 }  // namespace trireme::train

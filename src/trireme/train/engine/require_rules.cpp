@@ -2,7 +2,7 @@
 
 namespace trireme::train {
 
-void require_rules(const spec::Recipe& recipe, const spec::ModelShape& shape, const plan::RunPlace& place) {
+void require_rules(const spec::Recipe& recipe, const spec::ModelShape& shape, const plan::RunRanks& place) {
   std::vector<config::Problem> problems = spec::find_problems(recipe);
   const auto refusals = spec::find_refusals(plan::run_setup(recipe, shape, place), spec::RuleNeeds::kLayout);
   for (config::Problem& problem : spec::problems_of(refusals)) problems.push_back(std::move(problem));

@@ -13,7 +13,7 @@ namespace trireme::train {
 
 /// A ProblemsError with all that does not go together, in the recipe's own values and of them with the model and so
 /// many ranks.
-void require_rules(const spec::Recipe& recipe, const spec::ModelShape& shape, const plan::RunPlace& place);
+void require_rules(const spec::Recipe& recipe, const spec::ModelShape& shape, const plan::RunRanks& place);
 /// On the ranks of `world`, with samples of `length` tokens.
 void require_rules(const spec::Recipe& recipe, const spec::ModelShape& shape, const comm::Group& world,
                    std::int64_t length);

@@ -41,18 +41,18 @@ std::vector<int> mixtures_of(const models::Model& model, const pipeline::Split& 
   return mixtures;
 }
 
-/// In a walk that updates nothing weights stay as they are, whatever its schedule would predict.
+/// In an execution that updates nothing weights stay as they are, whatever its schedule would predict.
 class UnchangedWeights final : public pipeline::WeightPredictor {
  public:
   at::Tensor after(const nn::Param& param, int) override { return param.value; }
 };
 
-/// A pipeline that is empty between steps: one walk of a table gives a step's gradients.
+/// A pipeline that is empty between steps: one execution of a table gives a step's gradients.
 class PipelineEngine final : public PipelineEngineOf<SingleStepEngine> {
  public:
   using PipelineEngineOf::PipelineEngineOf;
   StepSums compute(std::vector<data::Batch>& batches, const MakeContext& contexts) override {
-    return staged_->walk(batches, contexts);
+    return staged_->execute(batches, contexts);
   }
   const optim::AcrossRanks* across() override { return staged_->across(); }
 };
@@ -337,7 +337,7 @@ pipeline::Micro StagedModel::micro_of(data::Batch& batch, const MakeContext& con
   return micro;
 }
 
-StepSums StagedModel::walk(std::vector<data::Batch>& batches, const MakeContext& contexts) {
+StepSums StagedModel::execute(std::vector<data::Batch>& batches, const MakeContext& contexts) {
   pipeline::Executor& executor = executor_for(static_cast<int>(batches.size()));
   const auto begin = Clock::now();
   if (dropping_.used() && !runs_several_steps(recipe_)) data_parallel_->skip_units(dropping_.skipped(contexts()));
@@ -383,20 +383,11 @@ Evaluation StagedModel::evaluate(const data::Samples& samples, const EvaluateOpt
   data_parallel_->wait_for_weights();  // together: some may have no rows
   const auto forward = [this](nn::Tensors inputs, nn::Context& context) {
     pipeline::Micro micro{std::move(inputs), std::move(context)};
-    walk_forward(micro, nullptr);
+    execute_forward(micro, nullptr);
     context = std::move(micro.context);  // with the losses of this rank's chunks
   };
   return train::evaluate(forward, samples,
-                         {.all = world_,
-                          .rank = parallel_groups_->dp_rank,
-                          .ranks = parallel_groups_->dp_size,
-                          .tokens = parallel_groups_->parallel.tokens,
-                          .counts = [this](const nn::LossTerm& term) { return parallel_groups_->counts(term); },
-                          .counts_rows = parallel_groups_->counts_rows(),
-                          .lockstep = recipe_.layout.zero == 3 || parallel_groups_->parallel.experts != nullptr,
-                          .device = parallel_groups_->device,
-                          .shape = &stage_.model->shape},
-                         options);
+                         evaluate_ranks(*parallel_groups_, world_, recipe_.layout.zero, stage_.model->shape), options);
 }
 
 std::string StagedModel::first_not_finite(std::vector<data::Batch>& batches, const MakeContext& contexts) {
@@ -416,7 +407,7 @@ std::string StagedModel::first_not_finite(std::vector<data::Batch>& batches, con
   }
   for (data::Batch& batch : batches) {
     pipeline::Micro micro = micro_of(batch, contexts);
-    walk_forward(micro, [&](int chunk, const nn::Tensors& outputs) {
+    execute_forward(micro, [&](int chunk, const nn::Tensors& outputs) {
       for (const at::Tensor& output : outputs) {
         if (output.is_floating_point() && !finite(output)) first = std::min<std::int64_t>(first, count + chunk);
       }
@@ -460,7 +451,7 @@ pipeline::Executor& StagedModel::executor_for(int micros) {
 }
 
 /// Forward through all chunks, one after the other; losses come out where they arise.
-void StagedModel::walk_forward(pipeline::Micro& micro, const Look& look) {
+void StagedModel::execute_forward(pipeline::Micro& micro, const Look& look) {
   constexpr int kTag = 1 << 20;  // schedules use small ones
   nn::Tensors x = micro.inputs;
   const int me = pipeline_.rank();

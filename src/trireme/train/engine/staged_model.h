@@ -1,5 +1,5 @@
-// train/engine/staged_model.h -- the model cut into stages: ranks of a pipeline walk a schedule, pipelines side by side
-// share a step's rows.
+// train/engine/staged_model.h -- the model cut into stages: ranks of a pipeline execute a schedule, pipelines side by
+// side share a step's rows.
 //
 // What both engines of a pipeline consist of: the one that computes a step at a time (PipelineEngine) and the one
 // that stays full over several (pipeline_steps.cpp).
@@ -33,14 +33,14 @@ class StagedModel {
   EngineParts parts();
   Engine::Account account();
   parallel::FirstMicroOptions first_micro();
-  /// Of the thread that walks.
+  /// Of the thread that executes.
   QueueMeter& receives() { return receives_; }
   std::string timeline();
   Evaluation evaluate(const data::Samples& samples, const EvaluateOptions& options);
   std::string first_not_finite(std::vector<data::Batch>& batches, const MakeContext& contexts);
-  /// Walks the table of one step; the update is somebody else's.
-  StepSums walk(std::vector<data::Batch>& batches, const MakeContext& contexts);
-  /// Norms over all stages, of the table that was walked last.
+  /// Executes the table of one step; the update is somebody else's.
+  StepSums execute(std::vector<data::Batch>& batches, const MakeContext& contexts);
+  /// Norms over all stages, of the table that was executed last.
   const optim::AcrossRanks* across() { return &executor_->across(); }
 
   const spec::Recipe& recipe() const { return recipe_; }
@@ -68,7 +68,7 @@ class StagedModel {
   void form_wave_groups(const schedule::Schedule& table, const models::BuildOptions& build);
   using Look = std::function<void(int chunk, const nn::Tensors& outputs)>;
   pipeline::Executor& executor_for(int micros);
-  void walk_forward(pipeline::Micro& micro, const Look& look);
+  void execute_forward(pipeline::Micro& micro, const Look& look);
 
   const spec::Recipe& recipe_;
   comm::Group& world_;
@@ -97,7 +97,7 @@ class StagedModel {
 
 /// Whether the recipe's pipeline stays full from one step to the next.
 bool runs_several_steps(const spec::Recipe& recipe);
-/// The seconds that a walk spent in passes of layers.
+/// The seconds that an execution spent in passes of layers.
 double busy_seconds(const pipeline::RunReport& report);
 
 /// What is the same for both kinds of engine.

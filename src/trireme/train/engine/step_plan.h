@@ -1,7 +1,7 @@
 // train/engine/step_plan.h -- which samples a rank reads in which step: a function of the recipe and the position.
 //
 // A step takes the next batch.global_batch_tokens / sequence samples. Ranks take neighbouring stretches of them, as
-// equal as can be, and cut theirs into microbatches. Another number of ranks cuts the same samples otherwise.
+// equal as can be, and cut theirs into micro-batches. Another number of ranks cuts the same samples otherwise.
 // Depends on: base, spec.
 #pragma once
 

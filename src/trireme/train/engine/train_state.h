@@ -29,7 +29,7 @@ namespace trireme::train {
 
 // This rank's batches, step after step, read in the background.
 
-/// A step's batches, one a microbatch.
+/// A step's batches, one a micro-batch.
 struct Fetched {
   StepPlan plan;
   std::vector<data::Batch> batches;

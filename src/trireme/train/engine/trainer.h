@@ -37,7 +37,7 @@ class Trainer {
   at::Device device() { return state_.engine.data_parallel().device(); }
   /// The losses on samples, without training; on all ranks together.
   Evaluation evaluate(const data::Samples& samples, const EvaluateOptions& options);
-  /// The last steps as their instructions ran, where a schedule was walked: Engine::timeline.
+  /// The last steps as their instructions ran, where a schedule was executed: Engine::timeline.
   std::string timeline() { return state_.engine.timeline(); }
   /// The model, where this rank holds all of it; an InternalError otherwise.
   models::Model& model();

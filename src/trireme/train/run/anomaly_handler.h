@@ -2,14 +2,14 @@
 // out, or goes back and passes over the data.
 //
 // All ranks call everything together. Which numbers are anomalous: health.h, trainer.h.
-// Depends on: checkpoint, health, run_files, saving, trainer.
+// Depends on: checkpoint, health, run_writer, saving, trainer.
 #pragma once
 
 #include <cstdint>
 #include <memory>
 
 #include "trireme/train/run/health.h"
-#include "trireme/train/run/run_files.h"
+#include "trireme/train/run/run_writer.h"
 
 namespace trireme::train {
 
@@ -21,7 +21,7 @@ class AnomalyHandler {
     comm::Group& world;
     Trainer& trainer;
     Saving& saving;
-    RunFiles& files;
+    RunWriter& files;
     observe::Timeline& timeline;
   };
   /// From now on every loss is judged, where the recipe asks for it; before a checkpoint is loaded, which knows the

@@ -18,7 +18,7 @@
 #include "trireme/models/matrix_codec.h"
 #include "trireme/models/published.h"
 #include "trireme/nn/state.h"
-#include "trireme/train/run/run_files.h"
+#include "trireme/train/run/run_writer.h"
 
 namespace trireme::train {
 namespace {

@@ -2,14 +2,14 @@
 // them are slow, and whether copies of the state are still the same.
 //
 // All ranks call everything together.
-// Depends on: comm, health, run_files.
+// Depends on: comm, health, run_writer.
 #pragma once
 
 #include <cstdint>
 #include <vector>
 
 #include "trireme/comm/group.h"
-#include "trireme/train/run/run_files.h"
+#include "trireme/train/run/run_writer.h"
 
 namespace trireme::train {
 
@@ -58,7 +58,7 @@ std::vector<SlowRank> slow_ranks(const std::vector<double>& seconds, double fact
 class RankWatch {
  public:
   /// All are borrowed.
-  RankWatch(const spec::HealthConfig& health, comm::Group& world, RunFiles& files, observe::Timeline& timeline)
+  RankWatch(const spec::HealthConfig& health, comm::Group& world, RunWriter& files, observe::Timeline& timeline)
       : health_(health), world_(world), files_(files), timeline_(timeline), stragglers_(world, health.straggler) {}
 
   /// After step `step`, for which this rank computed so long.
@@ -69,7 +69,7 @@ class RankWatch {
  private:
   const spec::HealthConfig& health_;
   comm::Group& world_;
-  RunFiles& files_;
+  RunWriter& files_;
   observe::Timeline& timeline_;
   Stragglers stragglers_;
   std::int64_t agreed_step_ = 0;

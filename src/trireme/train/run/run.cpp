@@ -39,7 +39,7 @@
 #include "trireme/train/run/fault_injector.h"
 #include "trireme/train/run/interrupt.h"
 #include "trireme/train/run/rank_watch.h"
-#include "trireme/train/run/run_files.h"
+#include "trireme/train/run/run_writer.h"
 #include "trireme/train/run/saving.h"
 
 namespace trireme::train {
@@ -94,7 +94,7 @@ class TrainingRun {
   std::unique_ptr<observe::Timeline> timeline_;
   std::unique_ptr<FaultInjector> faults_;
   std::unique_ptr<Saving> saving_;
-  std::unique_ptr<RunFiles> files_;
+  std::unique_ptr<RunWriter> files_;
   std::unique_ptr<AnomalyHandler> anomalies_;
   std::optional<checkpoint::SnapshotId> snapshot_;        // that an elastic world goes on from
   std::unique_ptr<checkpoint::SnapshotTaker> snapshots_;  // of an elastic world
@@ -261,14 +261,14 @@ void TrainingRun::build(std::int64_t from_step) {
                                                    .state = trainer_->state(),
                                                    .faults = *faults_,
                                                    .timeline = *timeline_});
-  files_ = std::make_unique<RunFiles>(RunFiles::Parts{.request = request_,
-                                                      .recipe = recipe_,
-                                                      .folder = folder_,
-                                                      .rank = rank_,
-                                                      .trainer = *trainer_,
-                                                      .samples = *samples_,
-                                                      .timeline = *timeline_,
-                                                      .saving = *saving_});
+  files_ = std::make_unique<RunWriter>(RunWriter::Parts{.request = request_,
+                                                        .recipe = recipe_,
+                                                        .folder = folder_,
+                                                        .rank = rank_,
+                                                        .trainer = *trainer_,
+                                                        .samples = *samples_,
+                                                        .timeline = *timeline_,
+                                                        .saving = *saving_});
   anomalies_ = std::make_unique<AnomalyHandler>(AnomalyHandler::Parts{.recipe = recipe_,
                                                                       .folder = folder_,
                                                                       .world = world_,
@@ -312,7 +312,7 @@ void TrainingRun::record(const StepReport& report, std::int64_t memory) {
   const std::int64_t step = report.position.step;
   result_.step = step;
   result_.loss = report.loss;
-  RunFiles::StepFigures figures{.memory = memory, .own_memory = most_memory(trainer_->device())};
+  RunWriter::StepFigures figures{.memory = memory, .own_memory = most_memory(trainer_->device())};
   const std::int64_t every = recipe_.train.hash_every;
   if (every > 0 && (step % every == 0 || step == steps_) && trainer_->at_rest()) {
     trainer_->state();  // waits for updates that are still on their way

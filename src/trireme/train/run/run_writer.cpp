@@ -1,4 +1,4 @@
-#include "trireme/train/run/run_files.h"
+#include "trireme/train/run/run_writer.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -93,7 +93,7 @@ spec::Recipe effective_recipe(const RunRequest& request, const spec::ModelShape&
   return recipe;
 }
 
-void RunFiles::open(std::int64_t from_step, std::int64_t last) {
+void RunWriter::open(std::int64_t from_step, std::int64_t last) {
   const checkpoint::RunFolder& folder = parts_.folder;
   const spec::Recipe& recipe = parts_.recipe;
   const bool resume = parts_.request.resume;
@@ -150,7 +150,7 @@ void RunFiles::open(std::int64_t from_step, std::int64_t last) {
   progress_ = std::make_unique<Progress>("train", last, "step");
 }
 
-void RunFiles::introduce(std::int64_t last, const std::string& family, std::int64_t parameters) {
+void RunWriter::introduce(std::int64_t last, const std::string& family, std::int64_t parameters) {
   const spec::Recipe& recipe = parts_.recipe;
   const int ranks = parts_.rank.ranks();
   log_info("model: {}: {} parameters", spec::shape_text(parts_.trainer.shape()), exact_count(parameters));
@@ -165,11 +165,11 @@ void RunFiles::introduce(std::int64_t last, const std::string& family, std::int6
   if (const auto best = parts_.samples.best_loss()) log_info("the best possible loss of this task is {:.4f}", *best);
 }
 
-void RunFiles::event(std::string_view kind, observe::Json fields) {
+void RunWriter::event(std::string_view kind, observe::Json fields) {
   if (writes()) log_->event(kind, std::move(fields));
 }
 
-std::vector<observe::NamedQueue> RunFiles::take_queues() {
+std::vector<observe::NamedQueue> RunWriter::take_queues() {
   std::vector<observe::NamedQueue> now;
   Trainer& trainer = parts_.trainer;
   if (const auto prefetch = trainer.prefetch_queue()) now.push_back({.name = "prefetch", .reading = *prefetch});
@@ -187,7 +187,7 @@ std::vector<observe::NamedQueue> RunFiles::take_queues() {
   return since;
 }
 
-void RunFiles::tell_traffic(const std::function<void(std::string_view, double)>& tell) {
+void RunWriter::tell_traffic(const std::function<void(std::string_view, double)>& tell) {
   std::map<std::string, double> sent;  // groups of the same axes are one: lanes, and copies by their first rank
   std::vector<comm::Group*> groups = groups_ == nullptr ? std::vector<comm::Group*>() : groups_->all();
   if (groups_ != nullptr) groups.push_back(&groups_->world());
@@ -211,8 +211,8 @@ double cost_seconds(const nn::moe::LayerLoads& layer) {
 
 }  // namespace
 
-void RunFiles::tell_metrics(const StepReport& report, const StepFigures& figures,
-                            const std::vector<observe::NamedQueue>& queues) {
+void RunWriter::tell_metrics(const StepReport& report, const StepFigures& figures,
+                             const std::vector<observe::NamedQueue>& queues) {
   std::vector<EventSink*> sinks{rank_log_.get()};
   if (parts_.request.trace != nullptr) sinks.push_back(parts_.request.trace);
   EventFanOut sink(std::move(sinks));
@@ -289,7 +289,7 @@ bool tells_loads(const StepReport& report) {
 
 }  // namespace
 
-void RunFiles::step(const StepReport& report, const StepFigures& figures) {
+void RunWriter::step(const StepReport& report, const StepFigures& figures) {
   const std::vector<observe::NamedQueue> queues = take_queues();
   tell_metrics(report, figures, queues);
   if (!writes()) return;
@@ -345,7 +345,7 @@ void RunFiles::step(const StepReport& report, const StepFigures& figures) {
                                       record.mfu ? fmt::format("  MFU {:.0f}%", *record.mfu * 100) : std::string()));
 }
 
-void RunFiles::cut_after(std::int64_t step) {
+void RunWriter::cut_after(std::int64_t step) {
   rank_log_ = nullptr;
   rank_log_ = std::make_unique<observe::RankLog>(parts_.folder.path, parts_.rank.rank(), parts_.rank.ranks(), step);
   if (!writes()) return;

@@ -1,5 +1,5 @@
-// bench/pipeline_walks.h -- walks of a table on ranks, mostly threads: real layers on a core each, or layers that sleep
-// on an emulated network.
+// bench/pipeline_executions.h -- executions of a table on ranks, mostly threads: real layers on a core each, or layers
+// that sleep on an emulated network.
 #pragma once
 
 #include <ATen/Parallel.h>
@@ -26,13 +26,13 @@
 namespace trireme::bench {
 
 /// Steps of one table: seconds of each, from a barrier to a barrier; and, where asked for, every instruction of them.
-struct Walks {
+struct Executions {
   std::vector<double> steps;
   std::vector<schedule::Timeline> timelines;
 };
 
-/// What one rank needs to walk: made on the rank, kept until the end.
-struct Walker {
+/// What one rank needs for it: made on the rank, kept until the end.
+struct RankSetup {
   pipeline::Stage stage;
   std::unique_ptr<optim::Optimizer> optimizer;
   pipeline::MicroSource micro;
@@ -40,42 +40,42 @@ struct Walker {
 };
 
 /// On one of the ranks of the table; what was measured is on rank 0.
-inline Walks walk_rank(comm::Rank& rank, const schedule::Schedule& table, int steps, bool keep,
-                       const std::function<Walker(comm::Rank&)>& make) {
+inline Executions execute_rank(comm::Rank& rank, const schedule::Schedule& table, int steps, bool keep,
+                               const std::function<RankSetup(comm::Rank&)>& make) {
   constexpr int kWarm = 2;  // memory and caches
-  Walks walks;
+  Executions executions;
   at::set_num_threads(1);
-  Walker walker = make(rank);
-  pipeline::Executor executor({.table = table, .stage = walker.stage, .pipeline = rank.world()});
+  RankSetup setup = make(rank);
+  pipeline::Executor executor({.table = table, .stage = setup.stage, .pipeline = rank.world()});
   pipeline::TimelineRecorder record(executor.table(), static_cast<std::size_t>(steps));
   for (int step = 0; step < steps + kWarm; ++step) {
     rank.world().barrier().wait();
     const auto begin = std::chrono::steady_clock::now();
     const auto report =
-        executor.run({.micro = walker.micro, .update = [&](int) { walker.update(executor); }, .keep_spans = keep});
+        executor.run({.micro = setup.micro, .update = [&](int) { setup.update(executor); }, .keep_spans = keep});
     rank.world().barrier().wait();
     const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
     if (step < kWarm) continue;
-    if (rank.rank() == 0) walks.steps.push_back(took.count());
+    if (rank.rank() == 0) executions.steps.push_back(took.count());
     if (keep) record.add(report);
   }
   auto timelines = record.gather(rank.world());
-  if (rank.rank() == 0) walks.timelines = std::move(timelines);
-  return walks;
+  if (rank.rank() == 0) executions.timelines = std::move(timelines);
+  return executions;
 }
 
 /// On threads of this process.
-inline Walks walk(const schedule::Schedule& table, int steps, bool keep, const comm::RanksOptions& options,
-                  const std::function<Walker(comm::Rank&)>& make) {
-  Walks walks;
+inline Executions execute(const schedule::Schedule& table, int steps, bool keep, const comm::RanksOptions& options,
+                          const std::function<RankSetup(comm::Rank&)>& make) {
+  Executions executions;
   comm::run_ranks(
       static_cast<int>(table.ranks.size()),
       [&](comm::Rank& rank) {
-        Walks mine = walk_rank(rank, table, steps, keep, make);
-        if (rank.rank() == 0) walks = std::move(mine);
+        Executions mine = execute_rank(rank, table, steps, keep, make);
+        if (rank.rank() == 0) executions = std::move(mine);
       },
       options);
-  return walks;
+  return executions;
 }
 
 struct GptSize {
@@ -85,7 +85,7 @@ struct GptSize {
 };
 
 /// A GPT with AdamW, one row of tokens a micro.
-inline Walker make_gpt(const GptSize& size, const schedule::Schedule& table, comm::Rank& rank) {
+inline RankSetup make_gpt(const GptSize& size, const schedule::Schedule& table, comm::Rank& rank) {
   spec::ModelShape shape = spec::family_shape(spec::Family::kGpt2);
   shape.num_layers = size.num_layers;
   shape.hidden_size = size.hidden_size;
@@ -96,15 +96,15 @@ inline Walker make_gpt(const GptSize& size, const schedule::Schedule& table, com
   shape.vocab_size = size.vocab_size;
   shape.tied = false;
   const pipeline::Split split = pipeline::split_by_count(pipeline::chain_names(shape), table.chunks());
-  Walker walker{
+  RankSetup setup{
       .stage = pipeline::build_stage(
           {.shape = shape, .table = table, .split = split, .precision = size.precision, .rank = rank.rank()})};
-  nn::initialise(walker.stage.model->params, size.precision, 1);
+  nn::initialise(setup.stage.model->params, size.precision, 1);
   spec::OptimConfig optim;
   optim.kind = spec::OptimizerKind::kAdamw;
-  walker.optimizer = optim::make_optimizer(optim, walker.stage.model->params);
+  setup.optimizer = optim::make_optimizer(optim, setup.stage.model->params);
   const at::Tensor ids = at::randint(0, shape.vocab_size, {1, size.seq_len}, at::kLong);
-  walker.micro = [ids, size](int) {
+  setup.micro = [ids, size](int) {
     pipeline::Micro micro{.inputs = {ids}};
     micro.context.training = true;
     micro.context.sequence = nn::plain_sequence(1, size.seq_len);
@@ -113,10 +113,10 @@ inline Walker make_gpt(const GptSize& size, const schedule::Schedule& table, com
     micro.context.gradient_scale = 1.0 / static_cast<double>(size.seq_len * size.micros);
     return micro;
   };
-  walker.update = [optimizer = walker.optimizer.get()](pipeline::Executor& executor) {
+  setup.update = [optimizer = setup.optimizer.get()](pipeline::Executor& executor) {
     optim::update(*optimizer, {.learning_rate = 1e-4, .across = &executor.across()});
   };
-  return walker;
+  return setup;
 }
 
 struct SleepTimes {
@@ -144,24 +144,24 @@ class Sleeping final : public nn::Layer {
   double share_;
 };
 
-inline Walker make_sleeper(const SleepTimes& times, const schedule::Schedule& table, comm::Rank& rank) {
-  Walker walker;
-  walker.stage.model = std::make_unique<models::Model>();
+inline RankSetup make_sleeper(const SleepTimes& times, const schedule::Schedule& table, comm::Rank& rank) {
+  RankSetup setup;
+  setup.stage.model = std::make_unique<models::Model>();
   const std::vector<int> held = schedule::chunks_of(table, rank.rank());
   const double share = static_cast<double>(table.ranks.size()) / table.chunks();  // of a rank's work in a chunk
   for (const int number : held) {
-    walker.stage.model->layers.push_back({"sleeping", std::make_unique<Sleeping>(times, share)});
-    walker.stage.chunks.push_back({.number = number, .layers = {walker.stage.model->layers.back().layer.get()}});
+    setup.stage.model->layers.push_back({"sleeping", std::make_unique<Sleeping>(times, share)});
+    setup.stage.chunks.push_back({.number = number, .layers = {setup.stage.model->layers.back().layer.get()}});
   }
-  walker.stage.boundaries = [floats = times.floats](int, const pipeline::Micro&) {
+  setup.stage.boundaries = [floats = times.floats](int, const pipeline::Micro&) {
     return std::vector<pipeline::BoundaryTensor>{{{floats}, at::kFloat}};
   };
-  walker.micro = [floats = times.floats](int) { return pipeline::Micro{.inputs = {at::zeros({floats})}}; };
-  walker.update = [times](pipeline::Executor& executor) {
+  setup.micro = [floats = times.floats](int) { return pipeline::Micro{.inputs = {at::zeros({floats})}}; };
+  setup.update = [times](pipeline::Executor& executor) {
     executor.reduction().pipeline().barrier().wait();  // as the gradient norm makes them meet
     std::this_thread::sleep_for(times.update);
   };
-  return walker;
+  return setup;
 }
 
 }  // namespace trireme::bench

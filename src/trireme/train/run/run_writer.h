@@ -1,4 +1,4 @@
-// train/run/run_files.h -- what a run tells: metrics, events and hashes in its folder, and progress for people.
+// train/run/run_writer.h -- what a run tells: metrics, events and hashes in its folder, and progress for people.
 //
 // Rank 0 writes what is of the whole run. Every rank writes what it measured of its own steps (observe/rank_log.h).
 // Depends on: checkpoint, observe, saving, trainer.
@@ -37,7 +37,7 @@ inline constexpr std::array<std::string_view, 4> kTokenizerFiles = {"tokenizer_c
 /// The tokenizer.json that the data was made with; none for bytes and where nothing was said.
 std::optional<std::filesystem::path> tokenizer_file(const spec::DataConfig& data);
 
-class RunFiles {
+class RunWriter {
  public:
   struct Parts {
     const RunRequest& request;
@@ -49,7 +49,7 @@ class RunFiles {
     observe::Timeline& timeline;
     Saving& saving;  ///< is told where to log
   };
-  explicit RunFiles(const Parts& parts) : parts_(parts) {}
+  explicit RunWriter(const Parts& parts) : parts_(parts) {}
 
   /// Begins to write, and says what is going to run up to step `last`. `from_step`: the checkpoint's that the run goes
   /// on from; -1: none. Before anything else of this class.
