@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <mutex>
 
 #include "tests/train/support.h"
@@ -250,6 +251,62 @@ TEST(Predictions, OfPartialPassesAreWhatIsMeasured) {
         plan::check_recipe(recipe, {.ranks = ranks, .hardware = cost::load_hardware("local"), .judge_memory = false});
     ASSERT_THAT(checkup.problems, testing::IsEmpty()) << text;
     EXPECT_THAT(run_and_compare(recipe, ranks, checkup), testing::IsEmpty()) << text;
+  }
+}
+
+/// Averages of weights, weights without masters under every optimizer, ranks that ask who used what, halves of what is
+/// saved.
+TEST(Predictions, OfStatesAndUnusedParametersAreWhatIsMeasured) {
+  using spec::OptimizerKind;
+  struct Case {
+    const char* layout;
+    int ranks;
+    std::function<void(spec::Recipe&)> change;
+  };
+  const auto unused = [](spec::Recipe& r) { r.layout.find_unused = true; };
+  const auto narrow = [](OptimizerKind kind) {
+    return [kind](spec::Recipe& r) {
+      r.optim.kind = kind;
+      r.precision.master_weights = spec::MasterWeights::kVectors;
+    };
+  };
+  const Case cases[] = {
+      {"", 2, unused},
+      {"zero=1", 2, unused},
+      {"zero=2", 2, unused},
+      {"zero=3", 2, [&](auto& r) { unused(r), r.model.tied = true, r.layout.bucket_mb = 0.002; }},
+      {"zero=2 zero_group=2", 4, unused},
+      {"pp=2 zero=2", 4, unused},
+      {"pp=2 zero=3 schedule=zb-h1", 4, unused},
+      {"zero=1", 2, [](auto& r) { r.optim.ema_decay = 0.9; }},
+      {"pp=2", 2, [](auto& r) { r.optim.ema_decay = 0.9; }},
+      {"zero=1", 2, narrow(OptimizerKind::kSgd)},
+      {"", 2, narrow(OptimizerKind::kAdagrad)},
+      {"zero=2", 2, narrow(OptimizerKind::kLamb)},
+      {"zero=3", 2, narrow(OptimizerKind::kLars)},
+      {"zero=1", 2, narrow(OptimizerKind::kLion)},
+      {"zero=1", 2, narrow(OptimizerKind::kScheduleFree)},
+      {"pp=2 tp=2 schedule=chimera-doubling", 4,
+       [](auto& r) { r.train.recompute = spec::RecomputeKind::kFull, r.train.partition_activations = true; }},
+  };
+  for (const auto& [text, ranks, change] : cases) {
+    spec::Recipe recipe = small_recipe(spec::Family::kLlama, spec::Precision::kBf16);
+    recipe.model.num_layers = 4;
+    recipe.model.num_kv_heads = 2;
+    recipe.model.tied = false;
+    recipe.batch.global_batch_tokens = 16 * recipe.data.seq_len;
+    recipe.train.micro_batch_size = 2;
+    recipe.train.steps = 2;
+    recipe.checkpoint.every = recipe.train.hash_every = 0;
+    const plan::LayoutCase parsed = plan::parse_layout(text);
+    recipe.layout = parsed.layout;
+    recipe.pipeline = parsed.pipeline;
+    change(recipe);
+    const plan::Checkup checkup =
+        plan::check_recipe(recipe, {.ranks = ranks, .hardware = cost::load_hardware("local"), .judge_memory = false});
+    ASSERT_THAT(checkup.problems, testing::IsEmpty()) << text;
+    EXPECT_THAT(run_and_compare(recipe, ranks, checkup), testing::IsEmpty())
+        << text << " optimizer " << static_cast<int>(recipe.optim.kind);
   }
 }
 

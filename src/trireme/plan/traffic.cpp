@@ -27,9 +27,6 @@ class Count {
     if (task.config.recompute == spec::RecomputeKind::kFull) layers_.again += layers_.backward;
     embeddings_ = task.embedding_passes + modules;
     heads_ = task.head_passes + modules;
-    // Gradients of 16 bits travel as they are; the few vectors' beside them are not told apart.
-    gradient_bytes_ = spec::has_narrow_gradients(task.job.precision) ? compute_bytes_ : sum_bytes_;
-    reduce_bytes_ = layout_.reduce == spec::ReduceKind::kBf16 ? 2 : gradient_bytes_;
   }
 
   std::vector<TrafficLine> run() {
@@ -64,7 +61,7 @@ class Count {
     const int copies = layout_.dp.value_or(1) * layout_.cp;
     if (copies == 1) return;
     const auto elements = static_cast<double>(task_.parameters);
-    const double gradients = elements * reduce_bytes_, values = elements * compute_bytes_;
+    const double gradients = task_.reduced_bytes, values = elements * compute_bytes_;
     if (waves()) {
       const int workers = layout_.dp.value_or(1);
       if (workers > 1)
@@ -72,9 +69,12 @@ class Count {
             2 * gradients * share(workers));
       if (layout_.cp > 1)
         add("cp", fmt::format("gradients of {} minibatches: 2 Psi (N-1)/N each", task_.micros),
-            2 * static_cast<double>(task_.micros) * elements * gradient_bytes_ * share(layout_.cp));
+            2 * static_cast<double>(task_.micros) * task_.gradient_bytes * share(layout_.cp));
       return;
     }
+    if (layout_.find_unused)
+      add(layout_.zero > 0 && !layout_.zero_group ? "shard" : "data",
+          "who used which parameter: an all-reduce of bytes", 2 * static_cast<double>(task_.asked) * share(copies));
     if (layout_.zero == 0) {
       add("data", "gradient all-reduce, once a step: 2 Psi (N-1)/N", 2 * gradients * share(copies));
       return;
@@ -85,7 +85,7 @@ class Count {
       add("shard", "reduce-scatter of gradients, once a step: Psi (N-1)/N", gradients * share(ranks));
     } else {
       add("shard", fmt::format("reduce-scatter of gradients, in backward of {} micros: Psi (N-1)/N", task_.micros),
-          task_.scattered * reduce_bytes_ * share(ranks));
+          task_.scattered_bytes * share(ranks));
     }
     if (layout_.zero < 3) {
       add("shard", "gather of new weights, once a step: Psi (N-1)/N", values * share(ranks));
@@ -100,7 +100,7 @@ class Count {
           static_cast<double>(task_.predicted) * compute_bytes_ * share(ranks));
     if (across > 1) {
       add("across", "all-reduce of shards between groups: 2 (Psi/N) (M-1)/M",
-          2 * elements / ranks * gradient_bytes_ * share(across));
+          2 * task_.gradient_bytes / ranks * share(across));
     }
   }
 
@@ -212,9 +212,8 @@ class Count {
   const TrafficTask& task_;
   const spec::ModelShape& shape_;
   const spec::LayoutConfig& layout_;
-  double compute_bytes_, sum_bytes_;      // of a weight and an activation; of what is added up in full
-  double gradient_bytes_, reduce_bytes_;  // of a gradient as it is kept, and on its way
-  double tokens_ = 0, hidden_ = 0;        // of a micro-batch; its hidden states in bytes
+  double compute_bytes_, sum_bytes_;  // of a weight and an activation; of what is added up in full
+  double tokens_ = 0, hidden_ = 0;    // of a micro-batch; its hidden states in bytes
   PassCount layers_, embeddings_, heads_;
   std::vector<TrafficLine> lines_;
 };

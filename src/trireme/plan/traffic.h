@@ -39,10 +39,14 @@ struct TrafficTask {
   bool embedding = true, head = true;  ///< on this rank
   PassCount layer_passes;              ///< of all of them, added up
   PassCount embedding_passes, head_passes;
-  std::int64_t parameters = 0;         ///< this rank's, in whole buckets
-  std::int64_t fetched = 0;            ///< ZeRO 3: of weights, as often as a unit fetches them
-  std::int64_t predicted = 0;          ///< ZeRO 1 and 2: of weights, as often as a schedule predicts them
-  double scattered = 0;                ///< ZeRO 2 and 3: of gradients, as often as they are complete
+  std::int64_t parameters = 0;  ///< this rank's, in whole buckets
+  std::int64_t fetched = 0;     ///< ZeRO 3: of weights, as often as a unit fetches them
+  std::int64_t predicted = 0;   ///< ZeRO 1 and 2: of weights, as often as a schedule predicts them
+  // Bytes of this rank's gradients, in whole buckets, each in its own type:
+  double gradient_bytes = 0;           ///< as they are kept
+  double reduced_bytes = 0;            ///< on their way to be summed
+  double scattered_bytes = 0;          ///< ZeRO 2 and 3: likewise, as often as they are complete
+  std::int64_t asked = 0;              ///< find_unused: parameters of which ranks tell each other who used them
   std::int64_t copied_keys = 0;        ///< heads of keys that tp / kv_heads ranks hold, where that is less than tp
   std::int64_t copied_over_tp = 0;     ///< of which parts are computed by several tp ranks, after ZeRO's cut
   std::int64_t pipeline_messages = 0;  ///< micro-batches that the schedule has this rank send

@@ -1,5 +1,6 @@
 #include "trireme/train/diagnose/explain.h"
 
+#include <c10/core/ScalarType.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -45,9 +46,15 @@ void count_passes(plan::TrafficTask& task, const Engine::Account& account) {
   for (std::size_t i = 0; i < buckets.size(); ++i) {
     if (!buckets[i].trainable) continue;
     task.parameters += buckets[i].elements;
+    const auto elements = static_cast<double>(buckets[i].elements);
+    const auto width = static_cast<double>(c10::elementSize(buckets[i].gradient_type));
+    const double reduced = elements * (task.config.layout.reduce == spec::ReduceKind::kBf16 ? 2 : width);
+    task.gradient_bytes += elements * width;
+    task.reduced_bytes += reduced;
+    task.asked += static_cast<std::int64_t>(buckets[i].members.size());
     task.predicted += buckets[i].elements * passes.at(buckets[i].key).predictions;
     // One that several units add to travels when all of them have.
-    task.scattered += static_cast<double>(buckets[i].elements) * backwards[i] / uses[i];
+    task.scattered_bytes += reduced * backwards[i] / uses[i];
   }
 }
 
