@@ -117,14 +117,20 @@ std::size_t MemorySnapshots::bytes() const {
 
 SnapshotTaker::SnapshotTaker(const nn::State& state, comm::Group& world, MemorySnapshots& snapshots, std::int64_t epoch)
     : state_(state), world_(world), snapshots_(snapshots), epoch_(epoch) {
+  make_plan();
+}
+
+void SnapshotTaker::make_plan() {
+  planned_changes_ = state_.placement_changes();
   std::vector<std::vector<HeldTensor>> all;
-  for (const std::string& text : all_texts(holdings_text(holdings_of(state)), world))
+  for (const std::string& text : all_texts(holdings_text(holdings_of(state_)), world_))
     all.push_back(parse_holdings(text));
   plan_ = plan_save(all);
-  const auto me = static_cast<std::size_t>(world.rank());
+  const auto me = static_cast<std::size_t>(world_.rank());
   const std::size_t before = (me + plan_.ranks.size() - 1) % plan_.ranks.size();
   part_ = part_of(plan_, me);
   prefix_ = part_.prefix();
+  manifest_ = {};
   describe(plan_, manifest_);
   // A manifest says a sum of every block; of memory that the run itself computes with, nobody asks for them.
   for (formats::StoredPart& part : manifest_.parts) {
@@ -140,6 +146,7 @@ SnapshotTaker::SnapshotTaker(const nn::State& state, comm::Group& world, MemoryS
             .bytes = manifest_.parts[static_cast<std::size_t>(number)].bytes};
   };
   mine_ = part_at(me);
+  theirs_ = {};
   if (before != me) theirs_ = part_at(before);
   for (std::size_t rank = 0; rank < plan_.ranks.size(); ++rank) {
     if (rank == me) continue;
@@ -167,6 +174,7 @@ void SnapshotTaker::copy_mine(std::byte* to) const {
 void SnapshotTaker::take(std::int64_t step) {
   const auto began = std::chrono::steady_clock::now();
   const double cpu_before = process_cpu_seconds();
+  if (planned_changes_ != state_.placement_changes()) make_plan();
   MemorySnapshots::Snapshot snapshot{.id = {epoch_, step}, .manifest = {}, .of = manifest_.parts.size(), .parts = {}};
   manifest_.step = step;
   manifest_.values = nlohmann::ordered_json::object();

@@ -89,13 +89,15 @@ class SnapshotTaker {
     std::optional<std::size_t> number;  // in the manifest; nothing to keep otherwise
     std::uint64_t bytes = 0;
   };
+  void make_plan();
   void copy_mine(std::byte* to) const;
 
   const nn::State& state_;
   comm::Group& world_;
   MemorySnapshots& snapshots_;
   const std::int64_t epoch_;
-  SavePlan plan_;  // of other ranks without runs
+  SavePlan plan_;                     // of other ranks without runs
+  std::int64_t planned_changes_ = 0;  // State::placement_changes() then
   PartPlan part_;
   std::string prefix_;
   formats::CheckpointManifest manifest_;

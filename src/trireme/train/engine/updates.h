@@ -40,6 +40,9 @@ class Updates {
   optim::UpdateResult take(const optim::UpdateOptions& options, std::int64_t steps);
   /// What layers compute with goes its way to all ranks once more, as after an update; no number changes.
   void send_again();
+  /// Between steps, after wait(): masters and what layers compute with have changed places alike, on all ranks
+  /// together.
+  void moved();
   /// Until masters and moments are complete and no weights are on their way: the state may be read and written.
   void wait();
 
