@@ -1,6 +1,7 @@
 // FP8 on the CPU: every code of both formats, quantised tensors, and GEMMs of them beside a plain reference.
 #include "trireme/kernels/fp8.h"
 
+#include <ATen/ops/amax.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/where.h>
@@ -179,6 +180,28 @@ TEST(Fp8Gemm, IsThatOfTheQuantisedNumbers) {
   check(Fp8Scaling::kTensor, Fp8Scaling::kTensor, Fp8Format::kE5m2);
   check(Fp8Scaling::kBlocks1x128, Fp8Scaling::kBlocks128x128, Fp8Format::kE4m3);
   check(Fp8Scaling::kBlocks1x128, Fp8Scaling::kBlocks1x128, Fp8Format::kE4m3);
+}
+
+/// One number in a thousand is a hundred thousand times as large: with one scale the others fall below what it can say, with
+/// scales of small blocks only their neighbours do.
+TEST(Fp8Gemm, SmallBlocksAreNearerThanOneScaleWhereThereAreOutliers) {
+  at::Tensor a = normal_tensor({256, 384}, at::kFloat, "a");
+  const at::Tensor b = normal_tensor({128, 384}, at::kFloat, "b");
+  const at::Tensor flat = a.view({-1});
+  for (std::int64_t i = 0; i < flat.numel(); i += 997) flat[i] *= 1e5;
+  const auto error = [&](Fp8Scaling of_a, Fp8Scaling of_b) {
+    const Fp8Matrix left = to_fp8(a, Fp8Format::kE4m3, of_a, true, false).rows,
+                    right = to_fp8(b, Fp8Format::kE4m3, of_b, true, false).rows;
+    const at::Tensor found = gemm({.a = left, .b = right, .transpose_b = true, .out_type = at::kFloat}).out;
+    // Of the rows without an outlier, which have nothing to hide behind.
+    const at::Tensor small = (a.abs().amax(1) < 100).unsqueeze(1).to(at::kDouble);
+    const at::Tensor exact = at::mm(a.to(at::kDouble), b.to(at::kDouble).t()) * small;
+    return ((found.to(at::kDouble) * small - exact).norm() / exact.norm()).item<double>();
+  };
+  const double whole = error(Fp8Scaling::kTensor, Fp8Scaling::kTensor),
+               blocks = error(Fp8Scaling::kBlocks1x128, Fp8Scaling::kBlocks128x128);
+  EXPECT_LT(blocks, 0.05);
+  EXPECT_GT(whole, 5 * blocks);
 }
 
 /// Whole numbers below 16 and scales that are powers of two: all sums are exact, so the bits must agree.

@@ -7,6 +7,7 @@
 #include "tests/errors.h"
 #include "tests/formats/samples.h"
 #include "tests/models/support.h"
+#include "trireme/base/log.h"
 #include "trireme/formats/hf_writer.h"
 #include "trireme/nn/multi_token.h"
 #include "trireme/spec/parameters.h"
@@ -89,6 +90,82 @@ TEST_F(MixtureFolder, IsReadWithFusedExpertsToo) {
     const auto again = load_published(formats::HfDirectory(folder_ / name), {});
     for (nn::Param& param : again->params)
       EXPECT_TRUE(at::equal(param.master, model->params.at(param.name).master)) << param.name;
+  }
+}
+
+/// Writes the folder again; `change` gives a tensor another name, none to leave it out, or another type and bytes.
+void rewrite_mixture(const std::string& name, const std::filesystem::path& to,
+                     const std::function<void(formats::TensorSpec& spec, std::string& bytes)>& change,
+                     const std::string& also = {}) {
+  const formats::HfDirectory source(fixture(name));
+  std::vector<formats::TensorSpec> specs;
+  std::vector<std::string> contents;
+  const auto add = [&](formats::TensorSpec spec, std::string bytes) {
+    if (spec.name.empty()) return;
+    specs.push_back(std::move(spec));
+    contents.push_back(std::move(bytes));
+  };
+  for (const auto& tensor : source.tensors()) {
+    formats::TensorSpec spec = *tensor.info;
+    std::string bytes = formats::as_text(tensor.bytes());
+    const formats::TensorSpec as_it_was = spec;
+    change(spec, bytes);
+    add(spec, bytes);
+    if (also.empty() || as_it_was.name.find(".experts.0.") == std::string::npos) continue;
+    formats::TensorSpec twice = as_it_was;
+    twice.name.replace(twice.name.find(".experts.0."), 11, also);
+    add(twice, bytes);
+  }
+  formats::HfWriter writer(to, formats::plan_hf(specs, source.config(), {}));
+  for (std::size_t i = 0; i < specs.size(); ++i) writer.write(specs[i].name, formats::as_bytes(contents[i]));
+  writer.finish();
+}
+
+TEST_F(MixtureFolder, NamesExpertsThatAreMissingOrTooMany) {
+  for (const std::string& name : kMixtures) {
+    SCOPED_TRACE(name);
+    const auto refused = [&](const std::filesystem::path& folder) {
+      return words_of([&] { load_published(formats::HfDirectory(folder), {}); });
+    };
+    rewrite_mixture(name, folder_ / (name + "-less"), [](auto& spec, auto&) {
+      if (spec.name.find(".experts.2.") != std::string::npos) spec.name.clear();
+    });
+    EXPECT_THAT(refused(folder_ / (name + "-less")),
+                testing::AllOf(HasSubstr("has no tensor"), HasSubstr(".experts.")));
+    rewrite_mixture(
+        name, folder_ / (name + "-more"), [](auto&, auto&) {}, ".experts.99.");
+    EXPECT_THAT(refused(folder_ / (name + "-more")),
+                testing::AllOf(HasSubstr(".experts.99."), HasSubstr("the number of experts")));
+  }
+}
+
+/// Routers whose fp32 was cut off: said once, with the tensor and its type.
+TEST_F(MixtureFolder, WarnsOfRoutersInFewerBits) {
+  const auto lines_of = [](const std::filesystem::path& folder) {
+    std::string lines;
+    divert_log([&](std::string_view line) { lines += std::string(line) + "\n"; });
+    load_published(formats::HfDirectory(folder), {});
+    divert_log(nullptr);
+    return lines;
+  };
+  for (const std::string& name : kMixtures) {  // as their reference wrote them: some in BF16
+    SCOPED_TRACE(name);
+    bool narrow = false;
+    rewrite_mixture(name, folder_ / name, [&](formats::TensorSpec& spec, std::string& bytes) {
+      if (!spec.name.ends_with("gate.weight") || spec.name.find("shared") != std::string::npos) return;
+      if (spec.dtype == formats::Dtype::kF32) return;
+      narrow = true;
+      spec.dtype = formats::Dtype::kF32;
+      std::string wide;
+      for (std::size_t at = 0; at < bytes.size(); at += 2) wide += std::string(2, '\0') + bytes.substr(at, 2);
+      bytes = wide;
+    });
+    EXPECT_THAT(lines_of(folder_ / name), testing::Not(HasSubstr("other experts"))) << "all of them F32";
+    const std::string lines = lines_of(fixture(name));
+    EXPECT_EQ(lines.find("other experts") != std::string::npos, narrow);
+    if (!narrow) continue;
+    EXPECT_THAT(lines, testing::AllOf(HasSubstr("gate.weight"), HasSubstr("BF16")));
+    EXPECT_EQ(lines.find("other experts"), lines.rfind("other experts")) << "once";
   }
 }
 

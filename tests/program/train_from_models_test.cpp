@@ -194,5 +194,76 @@ TEST_F(TrainCommand, ADenseModelIsDistilledFromOneWithExperts) {
   EXPECT_THAT(refused.err, AllOf(HasSubstr("distill.teacher"), HasSubstr("does not exist")));
 }
 
+/// Every recipe of recipes/mixtures is planned for GPUs, written, and what was written trains on four ranks of a CPU at
+/// sizes for a test: families, routers, losses and expert parallelism as they stand in the file.
+TEST_F(TrainCommand, TrainsWhatPlanWroteOfEveryMixture) {
+  struct Mixture {
+    const char *name, *cluster, *gpus, *length, *rows;
+    std::vector<const char*> sets;
+  };
+  const std::vector<Mixture> mixtures{
+      {"mixtral-8x7b", "dgx-h100", "64", "4096", "512", {"data.synthetic.kind=copy"}},
+      {"deepseek-v3",
+       "deepseek-h800",
+       "2048",
+       "4096",
+       "15360",
+       {"data.synthetic.kind=copy", "model.mla.q_lora_rank=16", "model.mla.kv_lora_rank=16",
+        "model.mla.qk_rope_head_dim=4", "model.mla.v_head_dim=8", "experts.num_experts=16", "experts.num_groups=4",
+        "experts.top_k_groups=2", "experts.first_dense_layers=1"}},
+      {"switch-base", "dgx-h100", "16", "512", "256", {"data.synthetic.kind=reverse", "model.num_encoder_layers=2"}},
+      {"switch-c", "dgx-h100", "1024", "512", "2048", {"data.synthetic.kind=reverse", "model.num_encoder_layers=2"}},
+      {"gshard-600b",
+       "dgx-h100",
+       "2048",
+       "1024",
+       "4096",
+       {"data.synthetic.kind=reverse", "model.num_encoder_layers=2"}}};
+  const std::vector<const char*> small{"run.device=cpu",
+                                       "comm.ranks=4",
+                                       "layout.dp=4",
+                                       "layout.tp=1",
+                                       "layout.pp=1",
+                                       "layout.cp=1",
+                                       "layout.ep=4",
+                                       "pipeline.schedule=1f1b",
+                                       "layout.sequence_parallel=false",
+                                       "model.vocab_size=64",
+                                       "model.max_seq_len=32",
+                                       "pipeline.virtual_stages=1",
+                                       "model.num_heads=4",
+                                       "model.num_kv_heads=4",
+                                       "model.head_dim=8",
+                                       "model.num_layers=2",
+                                       "model.hidden_size=32",
+                                       "model.ffn_size=32",
+                                       "experts.ffn_size=16",
+                                       "experts.num_experts=8",
+                                       "data.seq_len=16",
+                                       "train.threads=1",
+                                       "train.steps=3",
+                                       "batch.global_batch_tokens=128"};
+  for (const Mixture& mixture : mixtures) {
+    SCOPED_TRACE(mixture.name);
+    const std::string file = path(std::string(mixture.name) + ".toml");
+    const Outcome planned = run({"plan", "--model", mixture.name, "--cluster", mixture.cluster, "--gpus", mixture.gpus,
+                                 "--seq-len", mixture.length, "--global-batch-size", mixture.rows, "--write", file});
+    ASSERT_EQ(planned.code, 0) << planned.err;
+    const std::string written = read_all(file);
+    EXPECT_THAT(written, AllOf(HasSubstr("device = \"cuda\""), HasSubstr("num_experts = ")));
+    EXPECT_EQ(written.find("\nep = 1\n"), std::string::npos) << "experts are sharded";
+    std::vector<std::string> words{"--quiet", "train", file, "--out", path(mixture.name), "--ranks", "4"};
+    for (const auto* sets : {&small, &mixture.sets}) {
+      for (const char* set : *sets) words.insert(words.end(), {"--set", set});
+    }
+    const Outcome trained = run(words);
+    ASSERT_EQ(trained.code, 0) << trained.err;
+    const auto metrics = lines_of(folder_ / mixture.name / "metrics.jsonl");
+    ASSERT_EQ(metrics.size(), 3U);
+    EXPECT_TRUE(metrics.back().contains("experts")) << "loads of experts are told";
+    EXPECT_GT(metrics.back()["loss"].get<double>(), 0);
+  }
+}
+
 }  // namespace
 }  // namespace trireme::cli

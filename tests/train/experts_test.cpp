@@ -6,8 +6,10 @@
 #include <unistd.h>
 
 #include <filesystem>
+#include <numeric>
 
 #include "tests/train/support.h"
+#include "trireme/checkpoint/memory_snapshots.h"
 #include "trireme/checkpoint/saver.h"
 #include "trireme/checkpoint/store.h"
 #include "trireme/plan/layout_matrix.h"
@@ -126,6 +128,95 @@ TEST(Experts, ThatMoveEqualOneRank) {
   }
 }
 
+/// Whatever else is kept of an expert goes with it: momentum of whole matrices, factors that an owner keeps by experts'
+/// numbers, masters on the host and what layers compute with meanwhile, a moving average.
+TEST(Experts, ThatMoveTakeAllThatIsKeptOfThemAlong) {
+  spec::Recipe recipe = expert_recipe();
+  recipe.model.experts.num_experts = 8;
+  recipe.model.experts.move_experts = true, recipe.model.experts.rebalance_every = 1;
+  recipe.optim.ema_decay = 0.9;
+  for (const auto kind : {spec::OptimizerKind::kMuon, spec::OptimizerKind::kShampoo, spec::OptimizerKind::kAdafactor,
+                          spec::OptimizerKind::kLamb, spec::OptimizerKind::kLion}) {
+    SCOPED_TRACE(static_cast<int>(kind));
+    recipe.optim.kind = kind;
+    expect_equal(recipe, {"ep=4", "ep=2 zero=2"}, 4);
+  }
+  recipe.optim = {};
+  recipe.optim.learning_rate = 1e-3, recipe.optim.grad_clip_norm = 1;
+  expect_equal(recipe, {"ep=4", "ep=2 zero=1", "dp=2 cp=2 ep=4 zero=3"}, 4,
+               [](auto& r) { r.layout.offload = spec::OffloadKind::kOptimizer; });
+  // Updates that are seen a step late are no matter of layouts: held against experts that stay.
+  for (const int zero : {0, 1, 3}) {
+    recipe.layout = {.ep = 4, .zero = zero, .offload = spec::OffloadKind::kOptimizer};
+    recipe.layout.delayed_update = true, recipe.layout.offload_warmup = 1;
+    std::vector<double> losses[2];
+    std::int64_t moved = 0;
+    for (const bool moves : {false, true}) {
+      recipe.model.experts.move_experts = moves, recipe.model.experts.rebalance_every = moves ? 1 : 0;
+      with_trainers(recipe, 4, [&](Trainer& trainer, comm::Rank& rank) {
+        for (int i = 0; i < 6; ++i) {
+          const StepReport report = trainer.step();
+          if (rank.rank() != 0) continue;
+          losses[moves].push_back(report.loss);
+          if (report.experts_moved) moved += report.experts_moved->experts;
+        }
+      });
+    }
+    EXPECT_GT(moved, 0);
+    for (std::size_t i = 0; i < 6; ++i)
+      EXPECT_NEAR(losses[0][i], losses[1][i], 1e-9) << "zero " << zero << " step " << i;
+  }
+}
+
+/// Layers that a step leaves out have no loads in it, and neither biases nor places of experts depend on them.
+TEST(Experts, OfDroppedLayersEqualOneRank) {
+  spec::Recipe recipe = expert_recipe();
+  recipe.model.num_layers = 4;
+  recipe.train.layer_keep = 0.3, recipe.train.layer_keep_gamma = 5;
+  expect_equal(recipe,
+               {"ep=4", "dp=2 cp=2 ep=4 zero=1", "ep=2 zero=3", "tp=2 sp ep=2", "pp=2 ep=2 schedule=zb-h1",
+                "pp=2 ep=2 schedule=dualpipe"},
+               4);
+  recipe.model.experts.redundant_experts = 4, recipe.model.experts.rebalance_every = 1;
+  expect_equal(recipe, {"ep=4", "ep=2 zero=2"}, 4, [](auto& r) { r.model.experts.move_experts = true; });
+  with_trainers(recipe, 1, [&](Trainer& trainer, comm::Rank&) {
+    bool dropped = false;
+    for (int i = 0; i < 4; ++i) {
+      for (const nn::moe::LayerLoads& layer : trainer.step().loads) {
+        const std::int64_t sum = std::reduce(layer.counts.begin(), layer.counts.end());
+        EXPECT_TRUE(sum == 0 || sum == 8 * 12 * 2) << layer.layer;
+        dropped = dropped || sum == 0;
+      }
+    }
+    EXPECT_TRUE(dropped);
+  });
+}
+
+/// A rehearsal leaves no trace: neither loads nor a decision of where experts lie.
+TEST(Experts, RehearsedStepsDecideNothing) {
+  spec::Recipe recipe = expert_recipe();
+  recipe.model.experts.num_experts = 8;
+  recipe.model.experts.move_experts = true, recipe.model.experts.rebalance_every = 1;
+  recipe.layout.ep = 2;
+  std::vector<double> plain, rehearsed;
+  for (std::vector<double>* losses : {&plain, &rehearsed}) {
+    with_trainers(recipe, 2, [&](Trainer& trainer, comm::Rank& rank) {
+      if (losses == &rehearsed) {
+        trainer.rehearse();
+        for (const nn::moe::ExpertLoads& layer : *trainer.engine().balance()) {
+          EXPECT_TRUE(layer.order.empty() && layer.copies.empty() && layer.since.empty());
+          EXPECT_EQ(std::ranges::count(layer.counts, 0), 8);
+        }
+      }
+      for (int i = 0; i < 3; ++i) {
+        const double loss = trainer.step().loss;
+        if (rank.rank() == 0) losses->push_back(loss);
+      }
+    });
+  }
+  EXPECT_EQ(plain, rehearsed);
+}
+
 /// Forwards of two micro-batches, backwards of half a one: rows of experts are dispatched again for each part.
 TEST(Experts, InPartsOfAForwardEqualOneRank) {
   spec::Recipe recipe = expert_recipe();
@@ -152,6 +243,15 @@ TEST(Experts, OfSeveralStepsInFlightAndOfStagesOnSeveralRanksEqualTheirTwins) {
   expect_equal(recipe, {"pp=2 ep=2 schedule=zb-h2"}, 4,
                [](auto& r) { r.pipeline.drain_every = 3, r.checkpoint.every = r.train.hash_every = 0; });
   expect_equal(recipe, {"pp=4 schedule=1f1b"}, 4, [](auto& r) { r.pipeline.stage_ranks = {3, 1}; });
+  // Pipelines side by side deal micro-batches out alike, so that ranks in one place share experts with each other.
+  const auto two_and_one = [](spec::Recipe& r) { r.pipeline.stage_ranks = {2, 1}; };
+  expect_equal(
+      recipe,
+      {"pp=3 dp=2 ep=2 schedule=1f1b", "pp=3 dp=2 ep=2 zero=1 schedule=1f1b", "pp=3 dp=2 ep=2 schedule=pipedream"}, 6,
+      two_and_one);
+  recipe.model.experts.bias_update_rate = 0.01;
+  recipe.model.experts.move_experts = true, recipe.model.experts.rebalance_every = 1;
+  expect_equal(recipe, {"pp=3 dp=2 ep=2 schedule=1f1b"}, 6, two_and_one);
 }
 
 /// Switch Transformer: encoder and decoder with relative positions.
@@ -188,6 +288,24 @@ TEST(Experts, PairsInPartsEqualOneRank) {
     if (rank.rank() != 0) return;
     for (const char* part : {"\"FA", "\"BA", "\"D", "\"E", "\"C"}) EXPECT_THAT(executed, testing::HasSubstr(part));
   });
+}
+
+/// Ranks of one ZeRO group that share experts with different others take different numbers of passes, other ones for
+/// every seed: calls stand in one order all the same, or the group would say which two differ.
+TEST(Experts, PairsInPartsCallInOneOrderWhateverRoutersChoose) {
+  spec::Recipe recipe = expert_recipe();
+  recipe.model.num_layers = 5;
+  recipe.model.experts.num_experts = 8;
+  recipe.model.experts.arena = 1;
+  for (const int seed : {1, 2, 3}) {
+    SCOPED_TRACE(seed);
+    recipe.run.seed = seed;
+    recipe.train.recompute = seed == 3 ? spec::RecomputeKind::kFull : spec::RecomputeKind::kNone;
+    expect_equal(recipe,
+                 {"pp=2 cp=4 ep=2 zero=3 schedule=dualpipe", "pp=2 dp=2 cp=2 ep=2 zero=2 schedule=dualpipe",
+                  "pp=2 dp=2 cp=2 ep=4 zero=3 schedule=dualpipe-v"},
+                 8);
+  }
 }
 
 TEST(Experts, CutsOfTheBatchAndRecomputationChangeNothing) {
@@ -243,10 +361,32 @@ std::uint64_t state_hash(Trainer& trainer, comm::Rank& rank) {
   return nn::total_hash(checkpoint::Saver(trainer.state(), rank.world(), {}).hashes());
 }
 
+/// Sums stand in one order, whoever is faster: a second run has the bits of the first.
+TEST(Experts, RunAgainWithTheSameBits) {
+  spec::Recipe recipe = expert_recipe();
+  recipe.precision.compute = spec::Precision::kFp32;
+  recipe.model.experts.num_experts = 8;
+  recipe.model.experts.move_experts = true, recipe.model.experts.rebalance_every = 2;
+  recipe.model.experts.redundant_experts = 4;
+  for (const char* text : {"ep=4", "dp=2 cp=2 ep=2 zero=3", "pp=2 ep=2 zero=1 schedule=dualpipe"}) {
+    const plan::LayoutCase one = plan::parse_layout(text);
+    recipe.layout = one.layout, recipe.pipeline = one.pipeline;
+    std::vector<std::uint64_t> hashes;
+    for (int run = 0; run < 2; ++run) {
+      with_trainers(recipe, 4, [&](Trainer& trainer, comm::Rank& rank) {
+        for (int i = 0; i < 4; ++i) trainer.step();
+        const std::uint64_t hash = state_hash(trainer, rank);
+        if (rank.rank() == 0) hashes.push_back(hash);
+      });
+    }
+    EXPECT_EQ(hashes[0], hashes[1]) << text;
+  }
+}
+
 /// Logical experts and biases: the same hash whoever holds them, or copies of them, and the same steps after it.
 TEST(Experts, GoOnFromCheckpointsOfOtherExpertParallelRanks) {
   const fs::path folder = fs::path(testing::TempDir()) / fmt::format("experts-{}", ::getpid());
-  constexpr int kMore = 2;
+  constexpr int kMore = 10;
   for (const int from : {1, 2, 4}) {
     fs::remove_all(folder);
     std::uint64_t saved = 0;
@@ -288,6 +428,39 @@ TEST(Experts, GoOnFromCheckpointsOfOtherExpertParallelRanks) {
     }
   }
   fs::remove_all(folder);
+}
+
+/// Snapshots in the memory of ranks that were planned before experts moved hold them by their numbers too.
+TEST(Experts, ThatMoveAreInMemorySnapshotsWhereTheyLie) {
+  spec::Recipe recipe = expert_recipe();
+  recipe.model.experts.num_experts = 8;
+  recipe.layout.ep = 2;
+  recipe.model.experts.move_experts = true, recipe.model.experts.rebalance_every = 1;
+  std::vector<checkpoint::MemorySnapshots> kept(2);
+  std::uint64_t taken = 0, loaded = 0;
+  with_trainers(recipe, 2, [&](Trainer& trainer, comm::Rank& rank) {
+    checkpoint::SnapshotTaker taker(trainer.state(), rank.world(), kept[static_cast<std::size_t>(rank.rank())], 1);
+    std::int64_t moved = 0;
+    for (int i = 0; i < 3; ++i) {
+      const StepReport report = trainer.step();
+      if (report.experts_moved) moved += report.experts_moved->experts;
+    }
+    EXPECT_GT(moved, 0);
+    taker.take(3);
+    const std::uint64_t hash = state_hash(trainer, rank);
+    if (rank.rank() == 0) taken = hash;
+  });
+  with_trainers(recipe, 2, [&](Trainer& trainer, comm::Rank& rank) {
+    const auto& mine = kept[static_cast<std::size_t>(rank.rank())];
+    const auto newest = checkpoint::newest_snapshot(mine, rank.world());
+    ASSERT_TRUE(newest.has_value());
+    EXPECT_EQ(newest->step, 3);
+    checkpoint::load_snapshot(mine, *newest, trainer.state(), rank.world());
+    trainer.loaded();
+    const std::uint64_t hash = state_hash(trainer, rank);
+    if (rank.rank() == 0) loaded = hash;
+  });
+  EXPECT_EQ(taken, loaded);
 }
 
 /// Loads of a step: each token of each sample chooses top_k experts in every layer, whoever counts them.

@@ -58,6 +58,38 @@ TEST(Fp8OnTheCpu, TrainsAsBfloat16DoesToAFewPercent) {
   }
 }
 
+/// Experts' grouped GEMMs too, whatever rows each has: they train as bf16 does, on one rank and sharded, and routers
+/// stay as they are.
+TEST(Fp8OnTheCpu, ExpertsTrainAsBfloat16DoesToAFewPercent) {
+  struct Kind {
+    GemmPrecision gemm;
+    std::int64_t grain;
+    int steps;
+  };
+  for (const auto& [gemm, grain, steps] : {Kind{GemmPrecision::kFp8, 32, 20}, Kind{GemmPrecision::kFp8Delayed, 32, 20},
+                                           Kind{GemmPrecision::kFp8Blocks, 128, 4}}) {
+    SCOPED_TRACE(static_cast<int>(gemm));
+    spec::Recipe recipe = fp8_recipe(spec::Family::kLlama, gemm, grain);
+    recipe.model.experts = {.num_experts = 4, .top_k = 2, .ffn_size = 2 * grain, .num_shared_experts = 1};
+    EXPECT_TRUE(spec::find_problems(recipe).empty());
+    const auto narrow = losses(recipe, 1, steps);
+    recipe.layout.dp = recipe.layout.ep = 2;
+    const auto sharded = losses(recipe, 2, steps);
+    recipe.precision.gemm_exclude = {"*.experts.*"};
+    const auto without = losses(recipe, 2, steps);
+    recipe.layout = {};
+    recipe.precision.gemm_exclude = {};
+    recipe.precision.gemm = GemmPrecision::kSame;
+    const auto plain = losses(recipe, 1, steps);
+    EXPECT_LT(plain.back(), plain.front());
+    EXPECT_NE(sharded, without) << "experts were not quantised";
+    for (std::size_t i = 0; i < plain.size(); ++i) {
+      EXPECT_NEAR(narrow[i], plain[i], 0.05 * plain[i]) << "step " << i;
+      EXPECT_NEAR(sharded[i], plain[i], 0.05 * plain[i]) << "step " << i;
+    }
+  }
+}
+
 TEST(Fp8OnTheCpu, CopiesAndPartsAgreeOnDelayedScales) {
   const spec::Recipe recipe = fp8_recipe(spec::Family::kLlama, GemmPrecision::kFp8Delayed, 32);
   const auto scales_of = [&](const spec::LayoutConfig& layout, int ranks) {

@@ -310,6 +310,46 @@ TEST(Predictions, OfStatesAndUnusedParametersAreWhatIsMeasured) {
   }
 }
 
+/// Experts, wherever tokens go: with routers of zeros all of them choose the first ones, which one rank has. What a
+/// rank keeps stays within the plan, since rows beyond the arena are computed again.
+TEST(Predictions, OfExpertsBoundWhatIsMeasuredWhereverTokensGo) {
+  for (const int ranks : {2, 4}) {
+    for (const bool collapsed : {false, true}) {
+      spec::Recipe recipe = small_recipe(spec::Family::kMistral, spec::Precision::kBf16);
+      recipe.model.num_layers = 4;
+      recipe.model.experts = {.num_experts = 8, .top_k = 2, .ffn_size = 32, .num_shared_experts = 1};
+      recipe.layout.dp = recipe.layout.ep = ranks;
+      recipe.batch.global_batch_tokens = 16 * recipe.data.seq_len;
+      recipe.train.micro_batch_size = 2;
+      const plan::Checkup checkup =
+          plan::check_recipe(recipe, {.ranks = ranks, .hardware = cost::load_hardware("local"), .judge_memory = false});
+      ASSERT_THAT(checkup.problems, testing::IsEmpty());
+      const plan::RankMemory& planned = checkup.stages[0];
+      with_trainers(recipe, ranks, [&](Trainer& trainer, comm::Rank& rank) {
+        for (nn::Param& param : *trainer.engine().layer_params()) {
+          if (!collapsed || !param.name.ends_with("router.weight")) continue;
+          param.master.zero_();
+          param.value.zero_();
+        }
+        const StepReport report = trainer.step();
+        if (collapsed) {
+          EXPECT_EQ(report.loads.at(0).counts[0] + report.loads.at(0).counts[1], 16 * 12 * 2) << "all to one rank";
+        }
+        const device::MemoryPool& held = trainer.memory().device;
+        const auto near = [&](MemoryUse use, double bytes) {
+          EXPECT_NEAR(static_cast<double>(held.peak_of(use)), bytes, 0.05 * bytes) << "rank " << rank.rank();
+        };
+        near(MemoryUse::kParameters, planned[Planned::kWeights]);
+        near(MemoryUse::kGradients, planned[Planned::kGradients]);
+        near(MemoryUse::kOptimizer, planned[Planned::kMasterWeights] + planned[Planned::kOptimizerState]);
+        EXPECT_LE(static_cast<double>(held.peak_of(MemoryUse::kActivations)),
+                  1.01 * (planned[Planned::kActivations] + planned[Planned::kHead]))
+            << "rank " << rank.rank() << " of " << ranks << (collapsed ? ", all tokens to one" : "");
+      });
+    }
+  }
+}
+
 TEST(Predictions, OfRandomRecipesAreWhatIsMeasured) {
   RecipeDraw draws(11);
   int ran = 0, staged = 0;

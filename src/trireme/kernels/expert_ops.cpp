@@ -7,6 +7,7 @@
 #include "trireme/kernels/arguments.h"
 #include "trireme/kernels/cuda.h"
 #include "trireme/kernels/cuda_moe_table.h"
+#include "trireme/kernels/expert_rows.h"
 
 namespace trireme::kernels {
 namespace {
@@ -140,6 +141,11 @@ at::Tensor combine_rows(const at::Tensor& rows, const at::Tensor& row_of, const 
 }
 
 at::Tensor expert_activation(const at::Tensor& pre, const at::Tensor& gates, Activation kind, bool gated) {
+  if (pre.is_cpu()) {
+    at::Tensor y = at::empty({pre.size(0), gated ? pre.size(1) / 2 : pre.size(1)}, pre.options());
+    expert_activation_on_cpu({.pre = pre, .gates = gates, .y = y, .gated = gated}, kind);
+    return y;
+  }
   CudaExpertActivation call = activation_call(pre, gates, gated);
   at::Tensor y = at::empty({call.rows, call.width}, pre.options());
   call.y = y.mutable_data_ptr();
@@ -151,6 +157,12 @@ at::Tensor expert_activation(const at::Tensor& pre, const at::Tensor& gates, Act
 
 ExpertActivationGrad expert_activation_backward(at::Tensor dy, const at::Tensor& pre, const at::Tensor& gates,
                                                 Activation kind, bool gated, bool reuse) {
+  if (pre.is_cpu()) {
+    ExpertActivationGrad grad{.pre = reuse ? pre : at::empty_like(pre), .gates = at::empty_like(gates), .y = dy};
+    expert_activation_on_cpu(
+        {.pre = pre, .gates = gates, .dy = dy, .y = dy, .dpre = grad.pre, .dgates = grad.gates, .gated = gated}, kind);
+    return grad;
+  }
   CudaExpertActivation call = activation_call(pre, gates, gated);
   check_gpu_rows(dy, "gradients of experts' activations");
   ExpertActivationGrad grad{.pre = reuse ? pre : at::empty_like(pre), .gates = at::empty_like(gates), .y = dy};

@@ -3,8 +3,9 @@
 //
 // Dropless routing has tokens x top_k rows, whoever they go to: sizes are known without asking the GPU, so nothing here
 // waits, and all of it can be captured in a CUDA graph. Rows stand by (expert, token). The order of summation follows
-// from shapes and choices: the same bits every time. On the CPU nn/moe does the same in loops of its own.
-// Depends on: base, device, cuda_moe_table.h.
+// from shapes and choices: the same bits every time. Activations times gates run on the CPU too; the rest nn/moe does
+// there by itself (expert_rows.h).
+// Depends on: base, device, cuda_moe_table.h, expert_rows.h.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,10 +1,12 @@
 // kernels/grouped_gemm.h -- many GEMMs whose rows stand one below the other: those of each expert in a mixture.
 //
 // Group g has rows offsets[g] .. offsets[g + 1] of the tall operand and matrix g of the other. A group without rows is
-// no special case: its part of a result has no rows, its part of a weight gradient is 0. With offsets this is a loop of
-// calls of gemm.h. With `ends`, which are on a GPU, bfloat16 runs ATen's grouped kernel, which reads them there:
-// nothing waits (Hopper and later; elsewhere ATen loops). Other types read them back and loop: right, and for tests.
-// Depends on: gemm.h.
+// no special case: its part of a result has no rows, its part of a weight gradient is 0. With offsets, on a CPU with
+// AVX-512, float and bfloat16 run loops of our own over all groups at once (cpu/grouped_gemm_body.h): a row's bits do
+// not depend on the rows beside it. Other types and machines loop over calls of gemm.h. With `ends`, which are on a
+// GPU, bfloat16 runs ATen's grouped kernel, which reads them there: nothing waits (Hopper and later; elsewhere ATen
+// loops). Other types read them back and loop: right, and for tests.
+// Depends on: gemm.h, invariant_gemm.h.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -17,13 +17,6 @@ constexpr Compiled<InvariantGemmTable> kCompiledInvariantGemm{kInvariantGemmPlai
 constexpr std::int64_t kColumnsAtOnce = 4;
 constexpr std::int64_t kMultipliesWorthAThread = 65536;
 
-void* gemm_scratch(std::int64_t bytes) {
-  thread_local std::vector<char> room;
-  if (room.size() < static_cast<std::size_t>(bytes) + 64) room.resize(static_cast<std::size_t>(bytes) + 64);
-  const auto at = reinterpret_cast<std::uintptr_t>(room.data());
-  return reinterpret_cast<void*>((at + 63) / 64 * 64);
-}
-
 struct Multiplied {
   at::Tensor x;  ///< as the loop wants it
   Element element = Element::kFloat;
@@ -92,6 +85,13 @@ void run(const Multiplied& call, InvariantGemmFunction multiply) {
 }
 
 }  // namespace
+
+void* gemm_scratch(std::int64_t bytes) {
+  thread_local std::vector<char> room;
+  if (room.size() < static_cast<std::size_t>(bytes) + 64) room.resize(static_cast<std::size_t>(bytes) + 64);
+  const auto at = reinterpret_cast<std::uintptr_t>(room.data());
+  return reinterpret_cast<void*>((at + 63) / 64 * 64);
+}
 
 void invariant_gemm(at::Tensor& out, const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
   const Arguments arguments("invariant_gemm");

@@ -10,6 +10,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
+
 #include "trireme/kernels/quantised_weight.h"
 
 namespace trireme::kernels {
@@ -18,5 +20,8 @@ namespace trireme::kernels {
 void invariant_gemm(at::Tensor& out, const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias);
 /// The same with a weight of int8 or int4 numbers; x, out and bias are of one type.
 void invariant_gemm(at::Tensor& out, const at::Tensor& x, const QuantisedWeight& weight, const at::Tensor& bias);
+
+/// Memory of the calling thread for the loops of GEMMs, aligned to 64 bytes; the next call's is the same.
+void* gemm_scratch(std::int64_t bytes);
 
 }  // namespace trireme::kernels

@@ -203,6 +203,13 @@ bool is_layer_matrix(const PublishedTensor& tensor) {
          !name.ends_with("router.weight");
 }
 
+/// "model.layers.1.mlp.experts." of one of its tensors; empty: it is of no expert.
+std::string_view place_of_experts(std::string_view name) {
+  constexpr std::string_view kExperts = ".experts.";
+  const std::size_t at = name.find(kExperts);
+  return at == std::string_view::npos ? std::string_view() : name.substr(0, at + kExperts.size());
+}
+
 /// Routers choose by differences that a narrower type does not have.
 void warn_of_narrow_routers(const formats::HfDirectory& directory, const std::vector<PublishedTensor>& tensors) {
   for (const PublishedTensor& tensor : tensors) {
@@ -356,14 +363,22 @@ at::Tensor stored_elements(const formats::HfDirectory& directory, const formats:
 }
 
 void log_unused(const formats::HfDirectory& directory, const std::vector<PublishedTensor>& tensors) {
-  std::set<std::string_view> used;
-  for (const PublishedTensor& tensor : tensors) used.insert(tensor.name);
+  std::set<std::string_view> used, of_experts;
+  for (const PublishedTensor& tensor : tensors) {
+    used.insert(tensor.name);
+    if (const std::string_view place = place_of_experts(tensor.name); !place.empty()) of_experts.insert(place);
+  }
   constexpr std::string_view kBias = ".e_score_correction_bias";  // no parameter: published_biases()
   std::size_t others = 0;
   for (const formats::HfTensor& tensor : directory.tensors()) {
     std::string_view name = tensor.info->name;
     if (name.ends_with(kScaleSuffix)) name.remove_suffix(kScaleSuffix.size());
     if (used.contains(name) || name.ends_with(kBias) || is_part_of_codes(directory, name)) continue;
+    if (const std::string_view place = place_of_experts(name); of_experts.contains(place))
+      throw ConfigError(
+          fmt::format("{} has experts in {} that the model does not have, or has already: {}",
+                      directory.path().string(), formats::shown(place), formats::shown(name)),
+          "give config.json the number of experts that the tensors have, and each expert one set of tensors");
     if (++others <= 3)
       log_info("{}: tensor {} is no part of the model and stays as it is", directory.path().string(),
                formats::shown(tensor.info->name));

@@ -16,6 +16,11 @@
 namespace trireme::optim {
 
 class MatrixOptimizer : public Optimizer {
+ public:
+  void placements_changed() final {
+    if (owners_ != nullptr) owners_->placements_changed();
+  }
+
  protected:
   /// Moments of these names: `matrix` says which of them matrices have; the others have all of them.
   MatrixOptimizer(OptimizerParts parts, std::vector<std::string> moment_names, std::vector<bool> matrix);

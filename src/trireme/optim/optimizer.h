@@ -54,6 +54,8 @@ class MatrixOwners {
   virtual void distribute(std::span<const at::Tensor> wholes, std::span<at::Tensor> parts) = 0;
   /// What state of this shape an owner keeps for matrix i: whole there, nothing elsewhere.
   virtual layout::Placement place(std::size_t matrix, std::string name, layout::Shape shape) const = 0;
+  /// Parameters' placements say that ranks hold other elements of them now. On all ranks together.
+  virtual void placements_changed() = 0;
 };
 
 struct StepOptions {
@@ -117,6 +119,8 @@ class Optimizer {
   /// as `param`, one of params(), lies. Undefined: they are the same.
   virtual at::Tensor evaluation_weights(const nn::Param& /*param*/) const { return {}; }
   bool has_evaluation_weights() const { return config_.kind == spec::OptimizerKind::kScheduleFree; }
+  /// Parameters and moments have changed places, and placements say where they are. On all ranks together.
+  virtual void placements_changed() {}
   /// Of all moments.
   std::int64_t bytes() const;
 

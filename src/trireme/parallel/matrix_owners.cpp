@@ -42,9 +42,9 @@ class Exchange {
   };
 
   Exchange(comm::Group& group, const layout::Mesh& mesh, int rank, std::vector<std::pair<std::size_t, nn::Param*>> mine)
-      : group_(group) {
+      : group_(group), mine_(std::move(mine)) {
     std::vector<double> costs;
-    for (const auto& [index, param] : mine) {
+    for (const auto& [index, param] : mine_) {
       const layout::Shape& shape = param->placement.shape;
       const auto rows = static_cast<double>(shape[shape.size() - 2]), columns = static_cast<double>(shape.back());
       costs.push_back(static_cast<double>(param->elements()) * std::min(rows, columns));
@@ -52,7 +52,13 @@ class Exchange {
     }
     const std::vector<int> owners = share_out(costs, group.size());
     for (std::size_t i = 0; i < matrices_.size(); ++i) matrices_[i].owner = owners[i];
-    learn_runs(mesh, rank, mine);
+    learn_runs(mesh, rank);
+  }
+
+  /// Everybody's runs, as placements say them now.
+  void learn_runs(const layout::Mesh& mesh, int rank) {
+    for (Matrix& matrix : matrices_) matrix.held.clear();
+    exchange_runs(mesh, rank);
   }
 
   const std::vector<Matrix>& matrices() const { return matrices_; }
@@ -118,15 +124,14 @@ class Exchange {
   }
 
  private:
-  /// Everybody's runs, once.
-  void learn_runs(const layout::Mesh& mesh, int rank, const std::vector<std::pair<std::size_t, nn::Param*>>& mine) {
+  void exchange_runs(const layout::Mesh& mesh, int rank) {
     std::vector<std::int64_t> told;
     const auto tell = [&](const std::vector<StridedRuns>& runs) {
       told.push_back(static_cast<std::int64_t>(runs.size()));
       for (const StridedRuns& run : runs)
         told.insert(told.end(), {run.global, run.local, run.count, run.repeats, run.global_step, run.local_step});
     };
-    for (const auto& [index, param] : mine) {
+    for (const auto& [index, param] : mine_) {
       tell(strided(layout::runs(param->placement)));
       tell(strided(layout::first_copy_runs(mesh, rank, param->placement)));
     }
@@ -212,12 +217,14 @@ class Exchange {
   }
 
   comm::Group& group_;
+  std::vector<std::pair<std::size_t, nn::Param*>> mine_;
   std::vector<Matrix> matrices_;
 };
 
 class GroupOwners final : public optim::MatrixOwners {
  public:
-  GroupOwners(std::vector<nn::Param*> matrices, MeshGroups& groups, int lane) : matrices_(std::move(matrices)) {
+  GroupOwners(std::vector<nn::Param*> matrices, MeshGroups& groups, int lane)
+      : matrices_(std::move(matrices)), groups_(groups) {
     std::map<layout::AxisNames, std::vector<std::pair<std::size_t, nn::Param*>>> by_axes;
     for (std::size_t i = 0; i < matrices_.size(); ++i)
       by_axes[axes_of(groups.mesh(), *matrices_[i])].emplace_back(i, matrices_[i]);
@@ -251,6 +258,10 @@ class GroupOwners final : public optim::MatrixOwners {
     for (const auto& exchange : exchanges_) exchange->distribute(wholes, parts);
   }
 
+  void placements_changed() override {
+    for (const auto& exchange : exchanges_) exchange->learn_runs(groups_.mesh(), groups_.rank());
+  }
+
   layout::Placement place(std::size_t matrix, std::string name, layout::Shape shape) const override {
     layout::Placement placement{.name = std::move(name), .shape = shape, .pieces = {}};
     placement.absent_axes = matrices_[matrix]->placement.absent_axes;
@@ -266,6 +277,7 @@ class GroupOwners final : public optim::MatrixOwners {
   }
 
   std::vector<nn::Param*> matrices_;
+  MeshGroups& groups_;
   std::vector<bool> owned_;
   std::vector<std::size_t> alone_;
   std::vector<std::unique_ptr<Exchange>> exchanges_;

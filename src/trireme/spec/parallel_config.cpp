@@ -60,6 +60,7 @@ ParallelConfig parallel_config(const Recipe& recipe, int ranks, std::int64_t bat
                         .partition_activations = recipe.train.partition_activations};
   config.layout.dp = recipe.layout.dp.value_or(std::max(1, ranks / static_cast<int>(recipe.layout.ranks_per_copy())));
   config.micro_batch_size = recipe.train.micro_batch_size.value_or(config.layout.pp > 1 ? 1 : config.rows(batch_rows));
+  if (recipe.train.layer_keep) config.pipeline.overlap_experts = false;  // a dropped layer has no parts to go on in
   return config;
 }
 

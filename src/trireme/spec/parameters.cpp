@@ -127,6 +127,11 @@ class ParameterLister {
 
 std::vector<ParameterShape> list_parameters(const ModelShape& shape) { return ParameterLister(shape).list(); }
 
+bool takes_gemm_precision(std::string_view name) {
+  return (name.starts_with("layers.") || name.starts_with("encoder.")) && !name.ends_with(".router.weight") &&
+         !name.ends_with(".shared.gate.weight");
+}
+
 ParameterShape on_tensor_rank(const ParameterShape& parameter, const ModelShape& shape, int tp) {
   ParameterShape local = parameter;
   const auto shared = [tp](std::int64_t count) { return (count + tp - 1) / tp; };

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "trireme/spec/model_shape.h"
@@ -22,6 +23,9 @@ struct ParameterShape {
   bool operator==(const ParameterShape&) const = default;
 };
 
+/// Whether the GEMMs with this parameter are those that precision.gemm speaks of: matrices of blocks, experts among
+/// them. Routers and gates choose by small differences, and keep the precision that they have.
+bool takes_gemm_precision(std::string_view name);
 /// Each once, in the order of the model.
 std::vector<ParameterShape> list_parameters(const ModelShape& shape);
 /// Of a matrix on one of `tp` ranks: key and value heads are replicated where there are fewer than ranks.

@@ -14,6 +14,7 @@
 #include "tests/nn/moe/moe_cases.h"
 #include "trireme/comm/rank.h"
 #include "trireme/nn/autograd_layer.h"
+#include "trireme/nn/moe/fp8_experts.h"
 #include "trireme/nn/recompute.h"
 
 namespace trireme::nn::moe {
@@ -180,6 +181,59 @@ std::vector<MoeCase> moe_cases() {
 }
 INSTANTIATE_TEST_SUITE_P(All, MoeLayers, testing::ValuesIn(moe_cases()),
                          [](const auto& test) { return test.param.name; });
+
+/// Each expert by itself is what a linear layer's three FP8 GEMMs are, zeros below its rows or none.
+TEST(Fp8Experts, MultiplyQuantisedOperandsOfEachExpertAlone) {
+  for (const auto gemm : {spec::GemmPrecision::kFp8, spec::GemmPrecision::kFp8Blocks}) {
+    const std::int64_t grain = gemm == spec::GemmPrecision::kFp8Blocks ? 128 : 16;
+    SCOPED_TRACE(grain);
+    Params params;
+    Param& weight = params.add("layers.0.mlp.experts.in.weight", {3, 2 * grain, grain}, {Init::Kind::kNormal, 1}, true);
+    initialise(params, Precision::kBf16, /*seed=*/2);
+    weight.gemm = gemm;
+    const std::int64_t rows = grain + 5;
+    const std::vector<std::int64_t> offsets{0, 5, 5, rows};  // 5 rows, none, and as many as need no zeros
+    const auto random_rows = [&](std::int64_t width, const char* name) {
+      at::Tensor x = at::empty({rows, width}, at::kDouble);
+      Random(4, name).fill_normal(0, std::span(x.data_ptr<double>(), static_cast<std::size_t>(x.numel())));
+      x[0] *= 50;  // an outlier of one expert is no business of the others
+      return x.to(at::kBFloat16);
+    };
+    const at::Tensor x = random_rows(grain, "x"), dy = random_rows(2 * grain, "dy");
+    const at::Tensor y = fp8_grouped_gemm({.weight = weight, .rows = x, .matrices = weight.value, .offsets = offsets});
+    const at::Tensor dx = fp8_grouped_gemm(
+        {.weight = weight, .rows = dy, .matrices = weight.value, .offsets = offsets, .backward = true});
+    at::Tensor dw = at::ones({3, 2 * grain, grain}, at::kFloat);
+    fp8_grouped_weight_grad({.weight = weight, .dy = dy, .x = x, .offsets = offsets, .out = dw, .accumulate = true});
+    at::Tensor fresh = at::ones_like(dw);
+    fp8_grouped_weight_grad({.weight = weight, .dy = dy, .x = x, .offsets = offsets, .out = fresh});
+    EXPECT_EQ(fresh[1].abs().max().item<float>(), 0) << "no rows, no gradient";
+    EXPECT_LE(moe_difference(dw - 1, fresh), 1e-6);
+    for (const std::int64_t expert : {0, 2}) {
+      const std::int64_t first = offsets[static_cast<std::size_t>(expert)],
+                         count = offsets[static_cast<std::size_t>(expert) + 1] - first;
+      const at::Tensor mine = x.narrow(0, first, count), theirs = dy.narrow(0, first, count),
+                       matrix = weight.value.select(0, expert);
+      const at::Tensor exact_y = mine.to(at::kDouble).mm(matrix.to(at::kDouble).t()),
+                       exact_dx = theirs.to(at::kDouble).mm(matrix.to(at::kDouble)),
+                       exact_dw = theirs.to(at::kDouble).t().mm(mine.to(at::kDouble));
+      for (const auto& [found, exact] :
+           {std::pair{y.narrow(0, first, count), exact_y}, std::pair{dx.narrow(0, first, count), exact_dx},
+            std::pair{fresh.select(0, expert), exact_dw}}) {
+        const double apart = moe_difference(found, exact);
+        EXPECT_LT(apart, 0.12) << expert;
+        EXPECT_GT(apart, 1e-5) << "eight bits were not used";
+      }
+      // The same rows alone, in a call of their own.
+      const std::vector<std::int64_t> alone{0, count};
+      const at::Tensor again = fp8_grouped_gemm({.weight = weight,
+                                                 .rows = mine.contiguous(),
+                                                 .matrices = weight.value.narrow(0, expert, 1),
+                                                 .offsets = alone});
+      EXPECT_TRUE(at::equal(again, y.narrow(0, first, count)));
+    }
+  }
+}
 
 /// Noise, jitter and dropout inside experts have no simple oracle: the derivative of sum(y dy) + losses by differences.
 TEST(MoeLayer, GradientsEqualFiniteDifferencesWithEverythingRandom) {

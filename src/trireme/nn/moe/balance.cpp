@@ -162,7 +162,7 @@ std::vector<LayerLoads> Balance::advance(bool taken, const std::vector<std::stri
     if (const std::int64_t rows = all[i * each + experts + 1]; rows > 0)
       report.row_s = 1e-9 * static_cast<double>(all[i * each + experts]) / static_cast<double>(rows);
     layer.last.assign(counts.begin(), counts.end());
-    layer.rebalance();
+    if (deciding_) layer.rebalance();
     if (!layer.next_order.empty()) {
       report.moved = layer.moving();
       report.busiest_before = layer.busiest_before, report.busiest_after = layer.busiest_after;

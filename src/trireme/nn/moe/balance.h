@@ -101,6 +101,8 @@ class Balance {
   void choose_step(std::int64_t step);
   /// Of layers of the model that are on other ranks: every rank knows where their experts are.
   void follow(const RebalancePolicy& policy) { policy_ = policy; }
+  /// Whether advance() counts for where experts and copies lie: not in a rehearsal.
+  void set_deciding(bool deciding) { deciding_ = deciding; }
   bool empty() const { return layers_.empty(); }
   std::span<const std::int64_t> loads(std::size_t layer) const { return layers_.at(layer).last; }
   auto begin() { return layers_.begin(); }
@@ -124,6 +126,7 @@ class Balance {
  private:
   std::deque<ExpertLoads> layers_;
   RebalancePolicy policy_;
+  bool deciding_ = true;
   std::map<std::string, ExpertLoads> elsewhere_;  // their places and copies only
 };
 

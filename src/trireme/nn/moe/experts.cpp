@@ -11,6 +11,7 @@
 #include "trireme/kernels/grouped_gemm.h"
 #include "trireme/nn/flops.h"
 #include "trireme/nn/linear.h"
+#include "trireme/nn/moe/fp8_experts.h"
 #include "trireme/nn/moe/row_ops.h"
 
 namespace trireme::nn::moe {
@@ -41,11 +42,27 @@ at::Tensor Experts::out_weight(const ExpertRows& rows, Context& context) const {
   return rows.copied != nullptr ? rows.copied->out : context.value(out_);
 }
 
-at::Tensor Experts::pre_activation(const ExpertRows& rows, Context& context) const {
-  const at::Tensor weight = in_weight(rows, context);
-  context.flops += gemm_flops(rows.x.size(0), weight.size(2), weight.size(1));
+at::Tensor Experts::multiply(const Param& weight, const at::Tensor& x, const at::Tensor& matrices,
+                             const ExpertRows& rows, Context& context) const {
+  context.flops += gemm_flops(x.size(0), matrices.size(2), matrices.size(1));
+  if (weight.gemm != spec::GemmPrecision::kSame)
+    return fp8_grouped_gemm(
+        {.weight = weight, .rows = x, .matrices = matrices, .offsets = rows.offsets, .training = context.training});
   return kernels::grouped_gemm(
-      {.a = rows.x, .b = weight, .offsets = rows.offsets, .transpose_b = true, .ends = rows.ends});
+      {.a = x, .b = matrices, .offsets = rows.offsets, .transpose_b = true, .ends = rows.ends});
+}
+
+at::Tensor Experts::multiply_back(const Param& weight, const at::Tensor& dy, const at::Tensor& matrices,
+                                  const ExpertRows& rows, Context& context) const {
+  context.flops += gemm_flops(dy.size(0), matrices.size(1), matrices.size(2));
+  if (weight.gemm != spec::GemmPrecision::kSame)
+    return fp8_grouped_gemm(
+        {.weight = weight, .rows = dy, .matrices = matrices, .offsets = rows.offsets, .backward = true});
+  return kernels::grouped_gemm({.a = dy, .b = matrices, .offsets = rows.offsets});
+}
+
+at::Tensor Experts::pre_activation(const ExpertRows& rows, Context& context) const {
+  return multiply(in_, rows.x, in_weight(rows, context), rows, context);
 }
 
 at::Tensor Experts::activations(const at::Tensor& pre_activation) const {
@@ -68,19 +85,20 @@ void Experts::drop(at::Tensor& inner, const ExpertRows& rows, const Context& con
   }
 }
 
+bool Experts::times_gates_at_once(const at::Tensor& pre_activation, const Context& context) const {
+  return pre_activation.is_cpu() && !(context.training && shape_.dropout > 0);
+}
+
 at::Tensor Experts::forward(const ExpertRows& rows, const at::Tensor& pre_activation, Context& context) const {
   at::Tensor inner;
-  if (rows.ends.defined()) {
+  if (rows.ends.defined() || times_gates_at_once(pre_activation, context)) {
     inner = kernels::expert_activation(pre_activation, rows.gates, shape_.activation, shape_.gated);
   } else {
     inner = activations(pre_activation);
     drop(inner, rows, context);
     scale_rows_(inner, rows.gates);
   }
-  const at::Tensor weight = out_weight(rows, context);
-  context.flops += gemm_flops(inner.size(0), weight.size(2), weight.size(1));
-  return kernels::grouped_gemm(
-      {.a = inner, .b = weight, .offsets = rows.offsets, .transpose_b = true, .ends = rows.ends});
+  return multiply(out_, inner, out_weight(rows, context), rows, context);
 }
 
 void Experts::add_weight_grad(Param& weight, const at::Tensor& dy, const at::Tensor& x, const ExpertRows& rows,
@@ -91,17 +109,19 @@ void Experts::add_weight_grad(Param& weight, const at::Tensor& dy, const at::Ten
                         ends = rows.ends, copies] {
     if (!weight.trainable) return;
     const bool accumulate = !weight.gradient_empty;
+    const auto add_to = [&](const at::Tensor& sums, bool adds) {
+      if (weight.gemm != spec::GemmPrecision::kSame)
+        return fp8_grouped_weight_grad(
+            {.weight = weight, .dy = dy, .x = x, .offsets = kept, .out = sums, .accumulate = adds});
+      kernels::grouped_weight_grad({.a = dy, .b = x, .offsets = kept, .out = sums, .accumulate = adds, .ends = ends});
+    };
     at::Tensor& out = gradient_to_write(weight);
-    if (copies != nullptr) {
-      std::vector<std::int64_t> sizes = out.sizes().vec();
-      sizes[0] = static_cast<std::int64_t>(kept.size()) - 1;
-      at::Tensor all = at::empty(sizes, out.options());
-      kernels::grouped_weight_grad({.a = dy, .b = x, .offsets = kept, .out = all, .accumulate = false});
-      copies->add_to_owners(all, out, /*fresh=*/!accumulate);
-    } else {
-      kernels::grouped_weight_grad(
-          {.a = dy, .b = x, .offsets = kept, .out = out, .accumulate = accumulate, .ends = ends});
-    }
+    if (copies == nullptr) return add_to(out, accumulate);
+    std::vector<std::int64_t> sizes = out.sizes().vec();
+    sizes[0] = static_cast<std::int64_t>(kept.size()) - 1;
+    at::Tensor all = at::empty(sizes, out.options());
+    add_to(all, false);
+    copies->add_to_owners(all, out, /*fresh=*/!accumulate);
   });
 }
 
@@ -114,9 +134,16 @@ void Experts::end_backward(Context& context, Tape& tape) const {
 
 Experts::Grad Experts::backward(at::Tensor dy, const ExpertRows& rows, const at::Tensor& pre_activation,
                                 Context& context, Tape& tape) const {
-  const at::Tensor out = out_weight(rows, context);
-  context.flops += gemm_flops(dy.size(0), out.size(1), out.size(2));
-  at::Tensor dinner = kernels::grouped_gemm({.a = dy, .b = out, .offsets = rows.offsets});
+  at::Tensor dinner = multiply_back(out_, dy, out_weight(rows, context), rows, context);
+  if (times_gates_at_once(pre_activation, context)) {
+    kernels::ExpertActivationGrad made = kernels::expert_activation_backward(
+        std::move(dinner), pre_activation, rows.gates, shape_.activation, shape_.gated, /*reuse=*/false);
+    add_weight_grad(out_, dy, made.y, rows, context, tape);
+    Grad grad{.x = multiply_back(in_, made.pre, in_weight(rows, context), rows, context),
+              .gates = std::move(made.gates)};
+    add_weight_grad(in_, made.pre, rows.x, rows, context, tape);
+    return grad;
+  }
   at::Tensor inner = activations(pre_activation);
   drop(inner, rows, context);
   Grad grad{.x = {}, .gates = scale_rows_backward_(dinner, inner, rows.gates)};
@@ -127,9 +154,7 @@ Experts::Grad Experts::backward(at::Tensor dy, const ExpertRows& rows, const at:
   const at::Tensor dpre = activation_grad(
       std::move(dinner), {.pre_activation = pre_activation, .activation = shape_.activation, .gated = shape_.gated},
       at::Tensor(), no_sum);
-  const at::Tensor in = in_weight(rows, context);
-  context.flops += gemm_flops(dpre.size(0), in.size(1), in.size(2));
-  grad.x = kernels::grouped_gemm({.a = dpre, .b = in, .offsets = rows.offsets});
+  grad.x = multiply_back(in_, dpre, in_weight(rows, context), rows, context);
   add_weight_grad(in_, dpre, rows.x, rows, context, tape);
   return grad;
 }

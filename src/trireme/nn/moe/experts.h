@@ -6,8 +6,9 @@
 // dimension 0 over the expert-parallel ranks. No biases, as in all published mixtures but GPT-OSS.
 // Where experts have copies (expert_copies.h) the same GEMMs have more groups, and the copies' part of a weight
 // gradient goes to the owners as soon as it is computed. Saved for backward are rows, pre-activations and gates;
-// activations are recomputed. On a GPU whose routing stays there (ExpertRows::ends) gates go into the activation's
-// kernel, and its backward gives the gates' gradient in the same pass.
+// activations are recomputed. With FP8 GEMMs each expert's operands are quantised (fp8_experts.h). On a GPU whose
+// routing stays there (ExpertRows::ends) gates go into the activation's kernel, and its backward gives the gates'
+// gradient in the same pass.
 // Depends on: base, kernels.
 #pragma once
 
@@ -76,6 +77,14 @@ class Experts {
   at::Tensor own_in(Context& context) const;
   at::Tensor in_weight(const ExpertRows& rows, Context& context) const;
   at::Tensor out_weight(const ExpertRows& rows, Context& context) const;
+  /// [rows, n] of x [rows, k] with matrices [groups, n, k], those of `weight` or copies; and back. FP8 where it says
+  /// so.
+  at::Tensor multiply(const Param& weight, const at::Tensor& x, const at::Tensor& matrices, const ExpertRows& rows,
+                      Context& context) const;
+  at::Tensor multiply_back(const Param& weight, const at::Tensor& dy, const at::Tensor& matrices,
+                           const ExpertRows& rows, Context& context) const;
+  /// On the CPU without dropout between them: an activation and its gate are one pass, as on a GPU that routes.
+  bool times_gates_at_once(const at::Tensor& pre_activation, const Context& context) const;
   at::Tensor activations(const at::Tensor& pre_activation) const;
   /// In place; the same in backward, on the gradient.
   void drop(at::Tensor& inner, const ExpertRows& rows, const Context& context) const;

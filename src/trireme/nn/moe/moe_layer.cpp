@@ -1,5 +1,6 @@
 #include "trireme/nn/moe/moe_layer.h"
 
+#include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
@@ -164,12 +165,18 @@ const ExpertCopies* MoeLayer::copies(const Context& context) {
 }
 
 MoeLayer::Routed MoeLayer::route(TokenGroups groups, const at::Tensor& logits, const at::Tensor& bias,
-                                 const Context& context) {
+                                 const Context& context, bool wants_losses) {
   Routed routed{
       .groups = std::move(groups), .logits = to_doubles(logits), .bias = to_doubles(bias), .routings = {}, .home = {}};
-  for (std::int64_t group = 0; group < routed.groups.groups(); ++group) {
-    routed.routings.push_back(parts_.router->route(input_of(routed, group, context)));
-  }
+  // Groups know nothing of each other.
+  routed.routings.resize(static_cast<std::size_t>(routed.groups.groups()));
+  at::parallel_for(0, routed.groups.groups(), 1, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t group = begin; group < end; ++group) {
+      RouterInput input = input_of(routed, group, context);
+      input.wants_losses = wants_losses;
+      routed.routings[static_cast<std::size_t>(group)] = parts_.router->route(input);
+    }
+  });
   const auto tokens = static_cast<std::int64_t>(routed.groups.mine.size());
   const TokenRange taken = slices() ? slice_of(tokens, parallel_->tensor_rank()) : TokenRange{0, tokens};
   routed.home = home_rows(routed.groups, routed.routings,
@@ -305,7 +312,7 @@ at::Tensor MoeLayer::forward(at::Tensor x, Context& context, Tape* tape) {
   const at::Tensor logits =
       gather_tokens(own.view({x.size(0), x.size(1), router.outputs()}), groups.length, *parallel_);
   const at::Tensor bias = router_bias(context);
-  const Routed routed = route(std::move(groups), logits, bias, context);
+  const Routed routed = route(std::move(groups), logits, bias, context, /*wants_losses=*/true);
   tell_losses(routed, context);
 
   const std::vector<std::int64_t> counts = parts_.exchange->gather_counts(routed.home.counts);
@@ -392,18 +399,24 @@ at::Tensor MoeLayer::backward_router(const at::Tensor& rows, const Routed& route
         ->all_reduce(comm::Buffer{of_choices.data(), of_choices.size(), comm::DType::kF64}, comm::Reduce::kSum)
         .wait();
 
+  std::vector<RouterGrad> grads(routed.routings.size());
+  std::vector<std::size_t> begins{0};
+  for (const Routing& routing : routed.routings) begins.push_back(begins.back() + routing.choices.size());
+  at::parallel_for(0, routed.groups.groups(), 1, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t group = begin; group < end; ++group) {
+      const auto at = static_cast<std::size_t>(group);
+      const double scale = static_cast<double>(routed.groups.samples_of(group)) * context.sample_scale;
+      grads[at] = router.backward(input_of(routed, group, context), routed.routings[at],
+                                  std::span(of_choices).subspan(begins[at], begins[at + 1] - begins[at]), scale);
+    }
+  });
   std::vector<double> of_logits, of_bias;
-  std::size_t at = 0;
-  for (std::int64_t group = 0; group < routed.groups.groups(); ++group) {
-    const Routing& routing = routed.routings[static_cast<std::size_t>(group)];
-    const double scale = static_cast<double>(routed.groups.samples_of(group)) * context.sample_scale;
-    const RouterGrad grad = router.backward(input_of(routed, group, context), routing,
-                                            std::span(of_choices).subspan(at, routing.choices.size()), scale);
-    at += routing.choices.size();
+  for (std::size_t group = 0; group < grads.size(); ++group) {
+    const RouterGrad& grad = grads[group];
     of_logits.insert(of_logits.end(), grad.logits.begin(), grad.logits.end());
     of_bias.resize(grad.bias.size(), 0);
     for (std::size_t i = 0; i < grad.bias.size(); ++i) of_bias[i] += grad.bias[i];
-    if (parts_.loads && !context.filler) parts_.loads->add(routing.counts, context.step);
+    if (parts_.loads && !context.filler) parts_.loads->add(routed.routings[group].counts, context.step);
   }
   if (parts_.thresholds) {
     if (of_bias.empty()) of_bias.assign(static_cast<std::size_t>(router.experts()), 0);
@@ -454,7 +467,7 @@ at::Tensor MoeLayer::backward(at::Tensor dy, Context& context, Tape& tape) {
   if (bias.defined() && bias.dim() == 2) bias = bias.select(0, 0);
   const Routed routed =
       route(token_groups(x, parts_.router->config().balance_group, context, parts_.stream, *parallel_), logits, bias,
-            context);
+            context, /*wants_losses=*/false);
   const int ranks = parts_.exchange->ranks();
   if (!counts.defined()) counts = to_tensor(parts_.exchange->gather_counts(routed.home.counts));
   const DispatchPlan plan = plan_dispatch(numbers_of(counts), ranks, parts_.exchange->rank(),

@@ -98,7 +98,8 @@ class MoeLayer final : public UnaryLayer {
   at::Tensor jitter(const TokenGroups& groups, std::int64_t width, const Context& context) const;
   at::Tensor router_bias(Context& context) const;
   RouterInput input_of(const Routed& routed, std::int64_t group, const Context& context) const;
-  Routed route(TokenGroups groups, const at::Tensor& logits, const at::Tensor& bias, const Context& context);
+  Routed route(TokenGroups groups, const at::Tensor& logits, const at::Tensor& bias, const Context& context,
+               bool wants_losses);
   /// Rows that all experts of a token get alike, on their way to expert order: in eight bits where the recipe says so.
   PendingRows begin_dispatch(const Dispatch& dispatch, const at::Tensor& tokens) const;
   at::Tensor dispatched(const Dispatch& dispatch, PendingRows pending, at::ScalarType type) const;

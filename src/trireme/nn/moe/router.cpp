@@ -61,7 +61,7 @@ Routing Router::route(const RouterInput& input) const {
     ++routing.counts[static_cast<std::size_t>(choice.expert)];
     if (!choice.kept) ++routing.dropped[static_cast<std::size_t>(choice.expert)];
   }
-  add_losses(input, routing);
+  if (input.wants_losses) add_losses(input, routing);
   return routing;
 }
 

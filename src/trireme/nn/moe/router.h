@@ -41,8 +41,9 @@ struct RouterInput {
   std::string_view layer = {};                  ///< its name: of streams of draws and in messages
   std::uint64_t seed = 0;
   std::int64_t step = 0;
-  bool training = false;  ///< noise is drawn
-  bool limited = true;    ///< false where tokens come one by one (generation): no capacity, nothing is dropped
+  bool training = false;     ///< noise is drawn
+  bool wants_losses = true;  ///< false in backward, which has told them
+  bool limited = true;       ///< false where tokens come one by one (generation): no capacity, nothing is dropped
 
   std::int64_t tokens() const { return static_cast<std::int64_t>(token_numbers.size()); }
 };

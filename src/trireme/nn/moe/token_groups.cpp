@@ -98,17 +98,23 @@ at::Tensor gather_tokens(const at::Tensor& part, std::int64_t length, const Para
   return by_column;
 }
 
-HomeRows home_rows(const TokenGroups& groups, std::span<const Routing> routings, const HomeOptions& options) {
-  struct Row {
-    std::int64_t token, number;
-    std::int64_t slot;
-    std::int32_t expert;
-    double gate;
-    std::size_t choice;
-  };
+namespace {
+
+/// A kept choice of a token that this rank dispatches.
+struct HomeRow {
+  std::int64_t token, number, slot;
+  std::int32_t expert;
+  double gate;
+  std::size_t choice;
+};
+
+/// By token, a token's by falling gate and then by expert: the order in which combine adds them up.
+std::vector<HomeRow> rows_by_token(const TokenGroups& groups, std::span<const Routing> routings,
+                                   const HomeOptions& options) {
   std::vector<std::size_t> choices_before{0};  // of each group
   for (const Routing& routing : routings) choices_before.push_back(choices_before.back() + routing.choices.size());
-  std::vector<Row> all;
+  std::vector<HomeRow> all;
+  all.reserve(choices_before.back());
   for (auto token = static_cast<std::size_t>(options.taken.first);
        token < static_cast<std::size_t>(options.taken.first + options.taken.count); ++token) {
     const std::int64_t whole = groups.mine[token], group = whole / (groups.group_samples * groups.length);
@@ -116,6 +122,7 @@ HomeRows home_rows(const TokenGroups& groups, std::span<const Routing> routings,
     const std::int64_t inside = whole - groups.first_token(group);
     std::size_t choice = choices_before[static_cast<std::size_t>(group)] +
                          static_cast<std::size_t>(routing.first[static_cast<std::size_t>(inside)]);
+    const auto first = static_cast<std::ptrdiff_t>(all.size());
     for (const Choice& one : routing.of_token(inside)) {
       if (one.kept) {
         const std::int64_t number = groups.numbers[static_cast<std::size_t>(whole)];
@@ -124,36 +131,61 @@ HomeRows home_rows(const TokenGroups& groups, std::span<const Routing> routings,
       }
       ++choice;
     }
+    std::sort(all.begin() + first, all.end(), [](const HomeRow& a, const HomeRow& b) {
+      return a.gate != b.gate ? a.gate > b.gate : a.expert < b.expert;
+    });
   }
-  std::ranges::sort(all, {}, [](const Row& row) { return std::tuple(row.slot, row.number, row.token); });
+  return all;
+}
 
+/// Where each of `all` stands in the order (slot, number of the token, token): one pass for the slots, and a sort only
+/// within those whose tokens do not rise already, as they do unless a rank has parts of sequences out of order.
+std::vector<std::size_t> order_by_slot(const std::vector<HomeRow>& all, std::span<const std::int64_t> counts) {
+  std::vector<std::size_t> next{0}, order(all.size());
+  for (const std::int64_t count : counts) next.push_back(next.back() + static_cast<std::size_t>(count));
+  const std::vector<std::size_t> begins = next;
+  for (std::size_t i = 0; i < all.size(); ++i) order[next[static_cast<std::size_t>(all[i].slot)]++] = i;
+  const auto before = [&](std::size_t a, std::size_t b) {
+    return all[a].number != all[b].number ? all[a].number < all[b].number : all[a].token < all[b].token;
+  };
+  for (std::size_t slot = 0; slot + 1 < begins.size(); ++slot) {
+    const auto first = order.begin() + static_cast<std::ptrdiff_t>(begins[slot]),
+               last = order.begin() + static_cast<std::ptrdiff_t>(begins[slot + 1]);
+    if (!std::is_sorted(first, last, before)) std::sort(first, last, before);
+  }
+  return order;
+}
+
+}  // namespace
+
+HomeRows home_rows(const TokenGroups& groups, std::span<const Routing> routings, const HomeOptions& options) {
+  const std::vector<HomeRow> all = rows_by_token(groups, routings, options);
   const std::int64_t slots = options.copies != nullptr ? options.copies->slots() : options.experts;
+  const auto count = static_cast<std::int64_t>(all.size());
   HomeRows home{.counts = std::vector<std::int64_t>(static_cast<std::size_t>(slots), 0),
-                .token = {},
-                .token_number = {},
+                .token = at::empty({count}, at::kLong),
+                .token_number = at::empty({count}, at::kLong),
                 .gates = {},
-                .choice = {},
+                .choice = std::vector<std::size_t>(all.size()),
                 .first = std::vector<std::int64_t>(groups.mine.size() + 1, 0),
                 .rows = std::vector<std::int64_t>(all.size())};
-  const auto count = static_cast<std::int64_t>(all.size());
-  home.token = at::empty({count}, at::kLong);
-  home.token_number = at::empty({count}, at::kLong);
+  for (const HomeRow& row : all) {
+    ++home.counts[static_cast<std::size_t>(row.slot)];
+    ++home.first[static_cast<std::size_t>(row.token) + 1];
+  }
+  std::partial_sum(home.first.begin(), home.first.end(), home.first.begin());
+  const std::vector<std::size_t> order = order_by_slot(all, home.counts);
   at::Tensor gates = at::empty({count}, at::kDouble);
-  for (std::size_t i = 0; i < all.size(); ++i) {
-    ++home.counts[static_cast<std::size_t>(all[i].slot)];
-    ++home.first[static_cast<std::size_t>(all[i].token) + 1];
-    home.token.mutable_data_ptr<std::int64_t>()[i] = all[i].token;
-    home.token_number.mutable_data_ptr<std::int64_t>()[i] = all[i].number;
-    gates.mutable_data_ptr<double>()[i] = all[i].gate;
-    home.choice.push_back(all[i].choice);
+  auto* token = home.token.mutable_data_ptr<std::int64_t>();
+  auto* number = home.token_number.mutable_data_ptr<std::int64_t>();
+  auto* gate = gates.mutable_data_ptr<double>();
+  for (std::size_t i = 0; i < order.size(); ++i) {
+    const HomeRow& row = all[order[i]];
+    token[i] = row.token, number[i] = row.number, gate[i] = row.gate;
+    home.choice[i] = row.choice;
+    home.rows[order[i]] = static_cast<std::int64_t>(i);  // `all` is by token already
   }
   home.gates = gates.to(options.gate_type);
-  std::partial_sum(home.first.begin(), home.first.end(), home.first.begin());
-  std::iota(home.rows.begin(), home.rows.end(), 0);
-  std::ranges::sort(home.rows, {}, [&](std::int64_t i) {
-    const Row& row = all[static_cast<std::size_t>(i)];
-    return std::tuple(row.token, -row.gate, row.expert);
-  });
   return home;
 }
 

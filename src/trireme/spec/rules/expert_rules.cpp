@@ -121,8 +121,11 @@ void experts_in_graphs(RuleContext& context) {
 
 void experts_in_full_precision(RuleContext& context) {
   Recipe& recipe = context.run.recipe;
-  if (!uses_experts(context) || recipe.precision.gemm == GemmPrecision::kSame) return;
-  context.refuse("precision.gemm", "is FP8, but grouped GEMMs of experts have the activations' precision",
+  if (!uses_experts(context) || recipe.precision.gemm == GemmPrecision::kSame || recipe.run.device != DeviceKind::kCuda)
+    return;
+  context.refuse("precision.gemm",
+                 "is FP8, but on a GPU grouped GEMMs of experts have the activations' precision (on the CPU FP8 is "
+                 "emulated)",
                  "set precision.gemm = \"same\"");
   recipe.precision.gemm = GemmPrecision::kSame;
 }
@@ -153,20 +156,6 @@ void experts_steps_apart(RuleContext& context) {
   }
 }
 
-void experts_one_rank_a_stage(RuleContext& context) {
-  PipelineConfig& pipeline = context.run.recipe.pipeline;
-  // Each rank of a stage goes through its own micro-batches, at its own pace: nobody could send rows to experts on
-  // another.
-  if (!uses_experts(context) || context.layout().ep == 1 || !context.has_stages() || !pipeline.replicates_stages())
-    return;
-  const bool listed = !pipeline.stage_ranks.empty();
-  context.refuse(listed ? "pipeline.stage_ranks" : "pipeline.split",
-                 "stages on several ranks deal out micro-batches, but ranks that share experts take the same ones",
-                 listed ? "leave pipeline.stage_ranks out" : "set pipeline.split = \"count\"");
-  pipeline.stage_ranks.clear();
-  if (!listed) pipeline.split = "count";
-}
-
 void ep_nodes_divide(RuleContext& context) {
   Experts& experts = context.run.recipe.model.experts;
   const std::int64_t nodes = context.run.shape.experts.node_ranks, ep = context.layout().ep;
@@ -189,7 +178,7 @@ void redundant_experts_divide(RuleContext& context) {
   experts.redundant_experts = context.run.shape.experts.redundant_experts = (copies + ep - 1) / ep * ep;
 }
 
-/// Whether experts may leave their rank, which what is kept by rank or on the host does not follow.
+/// Whether experts may leave their rank, which what is kept by rank does not follow.
 bool moves_experts(const RuleContext& context) {
   return uses_experts(context) && context.layout().ep > 1 && context.run.shape.experts.move_experts;
 }
@@ -200,14 +189,6 @@ void moving_experts_uncompressed(RuleContext& context) {
   context.refuse("experts.move_experts", "what compression leaves out of a gradient is kept where the expert was",
                  "set experts.move_experts = false and experts.rebalance_every = 0, or compress.kind = \"none\"");
   recipe.compress.kind = CompressKind::kNone;
-}
-
-void moving_experts_on_device(RuleContext& context) {
-  LayoutConfig& layout = context.run.recipe.layout;
-  if (!moves_experts(context) || layout.offload == OffloadKind::kNone) return;
-  context.refuse("experts.move_experts", "with layout.offload masters are on the host, where ranks exchange nothing",
-                 "set experts.move_experts = false and experts.rebalance_every = 0, or layout.offload = \"none\"");
-  layout.offload = OffloadKind::kNone;
 }
 
 constexpr Rule kExpertRules[] = {
@@ -224,10 +205,8 @@ constexpr Rule kExpertRules[] = {
     {"redundant-experts-divide", "copies of experts that the ranks of `ep` do not divide",
      "each rank has room for equally many", Because::kDefinition, RuleNeeds::kLayout, redundant_experts_divide},
     {"moving-experts-uncompressed", "experts that move between ranks, with gradient compression",
-     "residuals are kept where the expert was", Because::kNotBuilt, RuleNeeds::kRun, moving_experts_uncompressed},
-    {"moving-experts-on-device", "experts that move between ranks, with optimizer offload",
-     "masters are on the host, where ranks exchange nothing", Because::kNotBuilt, RuleNeeds::kRun,
-     moving_experts_on_device},
+     "a rank's experts are compressed together: their residuals, scale and factors do not go with one of them",
+     Because::kNotBuilt, RuleNeeds::kRun, moving_experts_uncompressed},
     {"balance-groups-are-whole", "micro-batches that are no whole balance groups of a router",
      "losses, capacity and choices are defined over whole groups", Because::kDefinition, RuleNeeds::kRun,
      balance_groups_are_whole},
@@ -235,16 +214,14 @@ constexpr Rule kExpertRules[] = {
      "CUDA graphs with experts whose routing the host takes part in: routers other than dropless `softmax-top-k` and "
      "`sigmoid-top-k`, jitter, expert dropout, `ep` or sequence parallelism, types other than bf16",
      "the host reads choices in the middle of a step", Because::kNotBuilt, RuleNeeds::kRun, experts_in_graphs},
-    {"experts-in-full-precision", "experts with FP8 GEMMs", "grouped GEMMs have no FP8 form", Because::kNotBuilt,
-     RuleNeeds::kRun, experts_in_full_precision},
+    {"experts-in-full-precision", "FP8 GEMMs of experts on a GPU",
+     "grouped GEMMs have no FP8 kernel there; the CPU emulates them", Because::kNotBuilt, RuleNeeds::kRun,
+     experts_in_full_precision},
     {"experts-steps-apart",
      "experts with biases, copies or moves that follow loads, with several steps between flushes",
      "a step's loads are complete when passes of the next one have been made: there is no step after which all ranks "
      "could change what they route by",
      Because::kDefinition, RuleNeeds::kRun, experts_steps_apart},
-    {"experts-one-rank-a-stage", "expert parallelism with pipeline stages on several ranks",
-     "ranks that share experts take micro-batches at the same time, and ranks of a stage deal them out",
-     Because::kNotBuilt, RuleNeeds::kRun, experts_one_rank_a_stage},
 };
 
 }  // namespace

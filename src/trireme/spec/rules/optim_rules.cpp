@@ -110,13 +110,6 @@ void layer_drop_alike(RuleContext& context) {
                    "set train.cuda_graphs = false, or leave train.layer_keep out");
 }
 
-void layer_drop_experts(RuleContext& context) {
-  const Recipe& recipe = context.run.recipe;
-  if (recipe.train.layer_keep && context.run.shape.experts.used())
-    context.refuse("train.layer_keep", "leaves layers out of a step, but the loads of experts are counted in each",
-                   "leave train.layer_keep out");
-}
-
 void layer_gamma_is_used(RuleContext& context) {
   const TrainConfig& train = context.run.recipe.train;
   if (train.layer_keep_gamma && !train.layer_keep)
@@ -163,8 +156,6 @@ constexpr Rule kOptimRules[] = {
     {"layer-drop-alike", "layer dropping with CUDA graphs",
      "a step computes other layers than the one before, and a graph always the same ones", Because::kDefinition,
      RuleNeeds::kLayout, layer_drop_alike},
-    {"layer-drop-experts", "layer dropping with experts", "loads are counted in each layer of each step",
-     Because::kNotBuilt, RuleNeeds::kLayout, layer_drop_experts},
     {"mup-is-for-adam", "muP with optimizers other than Adam, AdamW, Lion and schedule-free AdamW",
      "learning rates of other updates scale otherwise", Because::kDefinition, RuleNeeds::kLayout, mup_is_for_adam},
 };

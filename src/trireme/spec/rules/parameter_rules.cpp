@@ -55,11 +55,11 @@ void fp8_divides_matrices(RuleContext& context) {
   if (recipe.precision.gemm == GemmPrecision::kSame) return;
   const std::int64_t grain = fp8_grain(recipe.precision.gemm);
   for (const ParameterShape& whole : list_parameters(context.run.shape)) {
-    const bool inside = whole.name.starts_with("layers.") || whole.name.starts_with("encoder.");
-    if (!inside || whole.columns == 0) continue;
+    if (!takes_gemm_precision(whole.name) || whole.columns == 0) continue;
     const auto excludes = [&](const std::string& pattern) { return matches(pattern, whole.name); };
     if (std::ranges::any_of(recipe.precision.gemm_exclude, excludes)) continue;
-    const ParameterShape local = on_tensor_rank(whole, context.run.shape, recipe.layout.tp);
+    ParameterShape local = on_tensor_rank(whole, context.run.shape, recipe.layout.tp);
+    if (whole.name.find(".experts.") != std::string::npos) local.rows /= context.run.shape.experts.num_experts;
     if (local.rows % grain == 0 && local.columns % grain == 0) continue;
     return context.refuse(
         "precision.gemm",

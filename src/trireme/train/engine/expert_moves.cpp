@@ -31,8 +31,16 @@ layout::Placement with_experts(layout::Placement base, std::span<const std::int6
   return base;
 }
 
+/// What an optimizer keeps of a whole matrix lies with its owner, by the numbers of experts.
+bool has_all_or_none(const layout::Placement& placement, std::int64_t experts) {
+  return std::ranges::all_of(placement.pieces, [&](const layout::Piece& piece) {
+    return piece.box.begin[0] == 0 && piece.box.end[0] == experts;
+  });
+}
+
 /// Whose tensors of this plan's element size become those of its targets; what this rank sent to others, in elements.
-std::int64_t reshard(const layout::ReshardPlan& plan, const at::Tensor& tensor, comm::Group& group) {
+/// `device`: from where ranks send; the tensor may be on the host.
+std::int64_t reshard(const layout::ReshardPlan& plan, const at::Tensor& tensor, at::Device device, comm::Group& group) {
   at::Tensor flat = tensor.view({-1});
   std::vector<at::Tensor> leaving{at::empty({0}, flat.options())};
   std::vector<std::size_t> send(rank_at(group.size()), 0), receive(rank_at(group.size()), 0);
@@ -53,8 +61,8 @@ std::int64_t reshard(const layout::ReshardPlan& plan, const at::Tensor& tensor, 
       come += count_of(transfer);
     }
   }
-  const at::Tensor all = at::cat(leaving);
-  at::Tensor arriving = at::empty({static_cast<std::int64_t>(come)}, flat.options());
+  const at::Tensor all = at::cat(leaving).to(device);
+  at::Tensor arriving = at::empty({static_cast<std::int64_t>(come)}, flat.options().device(device));
   group.all_to_all_v(device::to_const_buffer(all), device::to_buffer(arriving), send, receive).wait();
   std::int64_t at = 0;
   for (const layout::Transfer& transfer : plan.transfers) {
@@ -69,8 +77,8 @@ std::int64_t reshard(const layout::ReshardPlan& plan, const at::Tensor& tensor, 
 
 }  // namespace
 
-ExpertMoves::ExpertMoves(Engine& engine, nn::State& state, comm::Group& world)
-    : engine_(engine), state_(state), world_(world) {
+ExpertMoves::ExpertMoves(Engine& engine, Updates& updates, nn::State& state, comm::Group& world)
+    : engine_(engine), updates_(updates), state_(state), world_(world) {
   parallel::MeshGroups* groups = engine.account().groups;
   TRIREME_CHECK(groups != nullptr && engine.balance() != nullptr, "experts that move are sharded over ranks");
   layout::AxisNames axes;
@@ -124,7 +132,7 @@ void ExpertMoves::move(Moved& param, const nn::moe::ExpertLoads& layer) {
   const layout::Placement before = param.owned->placement;
   const layout::Placement& after = to[rank_at(group_->rank())];
   for (const nn::StateTensor& entry : state_.tensors()) {
-    if (!entry.name.ends_with("/" + param.owned->name)) continue;
+    if (!entry.name.ends_with("/" + param.owned->name) || has_all_or_none(entry.placement, experts)) continue;
     TRIREME_CHECK(entry.placement.pieces == before.pieces && entry.placement.partition == before.partition,
                   "{} is not placed as its parameter, and cannot move with it", entry.name);
     add(entry.tensor);
@@ -135,7 +143,7 @@ void ExpertMoves::move(Moved& param, const nn::moe::ExpertLoads& layer) {
     const auto bytes = static_cast<std::size_t>(tensor.element_size());
     const layout::ReshardPlan plan = layout::plan_reshard(from, to, bytes, sharing);
     layout::add_sent(plan, sharing.sent_bytes);
-    sent_bytes_ += reshard(plan, tensor, *group_) * static_cast<std::int64_t>(bytes);
+    sent_bytes_ += reshard(plan, tensor, engine_.data_parallel().device(), *group_) * static_cast<std::int64_t>(bytes);
   }
   for (std::size_t rank = 0; rank < to.size(); ++rank) param.holders[rank].placement = to[rank];
   param.owned->placement.pieces = after.pieces;
@@ -162,7 +170,7 @@ observe::ExpertsMoved ExpertMoves::carry_out(std::span<const nn::moe::LayerLoads
     layer.moved();
   }
   state_.count_placement_change();
-  engine_.updated();
+  updates_.moved();
   done.bytes = sent_bytes_;
   world_.all_reduce(comm::Buffer{&done.bytes, 1, comm::DType::kI64}, comm::Reduce::kSum).wait();
   done.seconds = seconds_since(begin);

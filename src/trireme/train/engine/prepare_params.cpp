@@ -9,6 +9,7 @@
 #include "trireme/base/log.h"
 #include "trireme/checkpoint/init_weights.h"
 #include "trireme/kernels/fp8.h"
+#include "trireme/spec/parameters.h"
 #include "trireme/train/engine/device.h"
 #include "trireme/train/engine/freeze.h"
 #include "trireme/train/engine/train_state.h"
@@ -16,15 +17,15 @@
 namespace trireme::train {
 namespace {
 
-/// Matrices of blocks, but for those that the recipe keeps.
+/// Matrices of blocks, stacks of experts' among them, but for those that the recipe keeps.
 void choose_gemms(nn::Params& params, const spec::PrecisionConfig& precision) {
   if (precision.gemm == spec::GemmPrecision::kSame) return;
   for (nn::Param& param : params) {
-    const bool inside = param.name.starts_with("layers.") || param.name.starts_with("encoder.");
     const bool kept = std::any_of(precision.gemm_exclude.begin(), precision.gemm_exclude.end(),
                                   [&](const auto& pattern) { return spec::matches(pattern, param.name); });
-    if (!inside || kept || param.placement.shape.size() != 2) continue;
-    const auto sizes = nn::local_shape(param.placement);
+    if (!spec::takes_gemm_precision(param.name) || kept || param.placement.shape.size() < 2) continue;
+    std::vector<std::int64_t> sizes = nn::local_shape(param.placement);
+    if (sizes.size() == 3) sizes.erase(sizes.begin());  // one expert's
     const auto scaling = precision.gemm == spec::GemmPrecision::kFp8Blocks ? kernels::Fp8Scaling::kBlocks128x128
                                                                            : kernels::Fp8Scaling::kTensor;
     TRIREME_CHECK(kernels::takes_fp8(scaling, sizes[0], sizes[1]),

@@ -106,7 +106,9 @@ StagedModel::StagedModel(const spec::Recipe& recipe, const spec::ModelShape& sha
                     .world = world,
                     .pipeline = &pipeline_,
                     .worker = parallel_groups_->dp_rank});
-  if (shape.experts.used() && recipe.layout.ep > 1 && recipe.pipeline.overlap_experts && !runs_several_steps(recipe))
+  // Layers that a step drops have no parts in it.
+  if (shape.experts.used() && recipe.layout.ep > 1 && recipe.pipeline.overlap_experts && !dropping_.used() &&
+      !runs_several_steps(recipe))
     mixtures_ = mixtures_of(*models::build(shape, of_whole), cut_.split);
   const schedule::Schedule table = make_table(micros, steps);
   plan_chunks(shape, build, table.chunks());

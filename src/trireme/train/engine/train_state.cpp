@@ -181,7 +181,7 @@ TrainState::TrainState(const spec::Recipe& from, const spec::ModelShape& model, 
     loss_scale->add_state(registry);
   }
   if (shape.experts.move_experts && recipe.layout.ep > 1)
-    expert_moves = std::make_unique<ExpertMoves>(engine, registry, world);
+    expert_moves = std::make_unique<ExpertMoves>(engine, *updates, registry, world);
   registry.add_value(
       "train/position",
       [this] {

@@ -81,8 +81,12 @@ void Trainer::rehearse() {
   nn::zero_grad(engine.params());
   engine.rehearse(fetched.batches, [&] { return state_.context_for({}, state_.position.step); });
   nn::zero_grad(engine.params());
-  if (nn::moe::Balance* balance = engine.balance()) balance->choose_step(state_.position.step);
-  state_.advance_balance(/*taken=*/false);
+  if (nn::moe::Balance* balance = engine.balance()) {
+    balance->choose_step(state_.position.step);
+    balance->set_deciding(false);
+    state_.advance_balance(/*taken=*/false);
+    balance->set_deciding(true);
+  }
   state_.updates->send_again();
 }
 

@@ -68,6 +68,12 @@ void Updates::send_again() {
   engine_.updated();
 }
 
+void Updates::moved() {
+  optimizer_.placements_changed();
+  if (worker_) return engine_.data_parallel().computed_changed();
+  engine_.updated();
+}
+
 void Updates::add_state(nn::State& state) {
   if (!worker_) return;
   const std::vector<at::Tensor> computed = engine_.data_parallel().computed();

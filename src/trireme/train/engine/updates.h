@@ -49,6 +49,9 @@ class Updates {
   void exchanged(const std::vector<at::Tensor>& computed);
   /// What layers compute with goes its way to all ranks once more, as after an update; no number changes.
   void send_again();
+  /// Between steps, after wait(): masters and what layers compute with have changed places alike, on all ranks
+  /// together.
+  void moved();
   /// Until masters and moments are complete and no weights are on their way: the state may be read and written.
   void wait();
 
