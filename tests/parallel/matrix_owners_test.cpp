@@ -159,7 +159,7 @@ TEST(FirstMicroNorms, CountEveryElementOnce) {
           for (int micro = 0; micro < micros; ++micro) ranks.micro(micro + 1 == micros, 1 + micro, share);
           ranks.data_parallel->finish();
           nn::zero_grad(ranks.data_parallel->owned());
-          const std::vector<double> found = ranks.data_parallel->first_micro_squares(3);
+          const std::vector<double> found = ranks.data_parallel->first_micro_squares({.dense = 3});
           ASSERT_EQ(found.size(), expected.size());
           for (std::size_t i = 0; i < found.size(); ++i)
             EXPECT_NEAR(found[i], expected[i], 1e-10 * expected[i]) << i << " ZeRO " << zero << " micros " << micros;
