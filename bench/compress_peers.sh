@@ -57,7 +57,7 @@ ours() { # SETTINGS...: seconds of steps 4 to 12, one a line
   for setting in "$@"; do words+=(--set "$setting"); done
   run=$((run + 1))
   on_both "$trireme" --quiet train "$folder/recipe.toml" "${words[@]}" --out "$folder/run-$run" >/dev/null
-  sed 1,3d "$folder/run-$run/metrics.jsonl" | grep -oE '"seconds":[0-9.e+-]+' | cut -d: -f2
+  sed 1,3d "$folder/run-$run/metrics.jsonl" | sed -nE 's/.*"memory":[^,]*,"seconds":([0-9.e+-]+).*/\1/p'
 }
 theirs() { # HOOK
   on_both "$python" "$here/peers/ddp_hooks.py" --hook "$1" | "$python" -c 'import json, sys; print(*json.load(sys.stdin)["seconds"][3:], sep="\n")'

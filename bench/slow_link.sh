@@ -63,7 +63,7 @@ for precision in ${PRECISIONS:-fp32 bf16}; do
   [ -n "$predicted" ] || { echo "no prediction for $precision"; exit 1; }
   for ((round = 0; round < rounds; ++round)); do
     on_all "$trireme" --quiet train "$folder/recipe.toml" --set precision.compute=$precision --set train.threads=1 --out "$folder/run-$precision-$round" >/dev/null
-    sed 1,4d "$folder/run-$precision-$round/metrics.jsonl" | grep -oE '"seconds":[0-9.e+-]+' | cut -d: -f2
+    sed 1,4d "$folder/run-$precision-$round/metrics.jsonl" | sed -nE 's/.*"memory":[^,]*,"seconds":([0-9.e+-]+).*/\1/p'
   done | sort -g | awk -v predicted="$predicted" -v precision=$precision '{ t[NR] = $1 } END {
     median = t[int((NR + 1) / 2)]
     printf "a step of dp 4 in %s: %.3f s measured (quartiles %.3f to %.3f), %.3f s predicted: off by %+.1f %%, goal 10\n", precision, median,
