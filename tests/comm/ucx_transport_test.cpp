@@ -8,9 +8,11 @@
 #include <nlohmann/json.hpp>
 
 #include "tests/comm/thread_ranks.h"
+#include "tests/errors.h"
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
 #include "trireme/base/plugin.h"
+#include "trireme/base/version.h"
 #include "trireme/comm/control.h"
 #include "trireme/comm/process.h"
 #include "trireme/comm/transport.h"
@@ -161,6 +163,32 @@ TEST_F(UcxTransports, RanksThatAreBuiltOtherwiseAreNamed) {
   EXPECT_THAT(refusal("ucx", "0.1"), AllOf(HasSubstr("rank 1 on "), HasSubstr("has UCX \""),
                                            HasSubstr("but rank 0 on elsewhere has \"0.1\"")));
   EXPECT_THAT(refusal("wire", 99), AllOf(HasSubstr("has messages of version 1"), HasSubstr("elsewhere has 99")));
+}
+
+TEST_F(UcxTransports, ARankOfAnotherTriremeOrRecipeIsNamedBeforeTheFirstStep) {
+  const auto refusal = [](const std::string& program_of_rank_0) {
+    TcpControlOptions control{.rank = 0, .ranks = 2, .token = "the token of this test"};
+    const auto server = make_tcp_control_server(control);
+    control.port = server->port();
+    const auto first = connect_tcp_control(control);
+    first->set("trireme/program", program_of_rank_0);
+    RanksOptions options = test_options();
+    options.fingerprint = "bbbb";
+    const EpochMeeting epoch{.job_id = control.job_id, .token = control.token};
+    const Launch launch{.kind = Launch::Kind::kTorchrun,
+                        .rank = 1,
+                        .ranks = 2,
+                        .local_rank = 1,
+                        .local_ranks = 2,
+                        .control_host = "127.0.0.1",
+                        .control_port = control.port};
+    return message_of<ConfigError>([&] { const ProcessRank second(launch, options, &epoch); });
+  };
+  EXPECT_THAT(refusal("0.0.1 bbbb elsewhere"),
+              AllOf(HasSubstr("rank 1 on "), HasSubstr(fmt::format("is Trireme {}", kVersion)),
+                    HasSubstr("but rank 0 on elsewhere is 0.0.1")));
+  EXPECT_THAT(refusal(fmt::format("{} aaaa elsewhere", kVersion)),
+              HasSubstr("has another recipe (fingerprint bbbb) than rank 0 on elsewhere (aaaa)"));
 }
 
 }  // namespace

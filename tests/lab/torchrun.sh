@@ -45,8 +45,9 @@ on_both 2 "$trireme" verify "$repository/recipes/verify-tiny.toml" --precision f
 grep -q "equal" "$folder"/h? || fail "nothing was compared"
 
 echo "== a rank is killed"
-began=$SECONDS
 on_both 1 "$trireme" train "$repository/recipes/tiny.toml" "${sets[@]}" --out "$folder/killed" --inject "kill rank 1 at step 3" && fail "it did not fail"
-[ $((SECONDS - began)) -lt 60 ] || fail "that took $((SECONDS - began)) s"
+# Since the step before: starting torchrun itself takes most of a minute on a busy machine.
+late=$(($(date +%s) - $(stat -c %Y "$folder/killed/metrics.jsonl")))
+[ "$late" -lt 60 ] || fail "that took $late s"
 grep -q "rank 1 is lost" "$folder/h1" || fail "rank 0 did not say who is lost"
 echo fine
