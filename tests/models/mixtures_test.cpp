@@ -122,7 +122,7 @@ void rewrite_mixture(const std::string& name, const std::filesystem::path& to,
 }
 
 TEST_F(MixtureFolder, NamesExpertsThatAreMissingOrTooMany) {
-  for (const std::string& name : kMixtures) {
+  for (const std::string& name : kMixtureFixtures) {
     SCOPED_TRACE(name);
     const auto refused = [&](const std::filesystem::path& folder) {
       return words_of([&] { load_published(formats::HfDirectory(folder), {}); });
@@ -148,7 +148,7 @@ TEST_F(MixtureFolder, WarnsOfRoutersInFewerBits) {
     divert_log(nullptr);
     return lines;
   };
-  for (const std::string& name : kMixtures) {  // as their reference wrote them: some in BF16
+  for (const std::string& name : kMixtureFixtures) {  // as their reference wrote them: some in BF16
     SCOPED_TRACE(name);
     bool narrow = false;
     rewrite_mixture(name, folder_ / name, [&](formats::TensorSpec& spec, std::string& bytes) {
