@@ -69,13 +69,13 @@ MODEL = os.path.basename(os.path.normpath(options.model))
 
 process, port, ready = start(options.program, options.model, options.extra)
 print(json.dumps({"ready_s": round(ready, 3)}), flush=True)
-prompts = [[(7 * i + j) % 250 for j in range(32)] for i in range(options.requests)]
+prompts = [[(7 * i + j) % 90 for j in range(32)] for i in range(options.requests)]
 for prompt in prompts[:4]:
     ask(port, prompt, 2)
 added, firsts = [], []
 for i in range(100):
     before = metric(port, "trireme_serve_first_token_seconds_sum")
-    first, _ = ask(port, [(i + 3 * j) % 250 for j in range(16)], 2)
+    first, _ = ask(port, [(i + 3 * j) % 90 for j in range(16)], 2)
     own = metric(port, "trireme_serve_first_token_seconds_sum") - before
     firsts.append(first)
     added.append(first - own)
@@ -86,7 +86,7 @@ print(json.dumps({"ttft_ms": round(statistics.median(firsts) * 1e3, 3),
 with tempfile.TemporaryDirectory() as folder:
     rates = {"http": [], "offline": []}
     for turn in range(options.turns):
-        shifted = [[(token + turn + 1) % 250 for token in prompt] for prompt in prompts]
+        shifted = [[(token + turn + 1) % 90 for token in prompt] for prompt in prompts]
         with open(f"{folder}/in{turn}.jsonl", "w") as file:
             for prompt in shifted:
                 file.write(json.dumps({"prompt": prompt, "max_tokens": options.tokens, "ignore_eos": True}) + "\n")
