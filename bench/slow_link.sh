@@ -3,7 +3,8 @@
 # all_reduce of 64 MiB uses, and how far a training step is from the planner's prediction with the link that `trireme bench hardware`
 # measured there. Hosts share this machine's cores, one thread a rank: run it on a machine that does nothing else.
 #   BENCH_PREFIX   a command before each rank's, e.g. "chrt -r 1"
-set -eu
+#   PRECISIONS     of the training step: "fp32 bf16" unless given
+set -euo pipefail
 trireme=$(realpath "$1") rate=${2:-1000} rounds=${3:-3} here=$(dirname "$(realpath "$0")")
 source "$here/../tests/lab/hosts.sh"
 folder=$(mktemp -d)
@@ -25,7 +26,7 @@ on_all() { # COMMAND...: as rank N - 1 on host hN, each on one core; what rank 0
   cat "$folder/said-1"
   [ $status = 0 ] || { cat "$folder"/said-*; return $status; }
 }
-number_of() { grep -oE "\"$1\": *[0-9.e+-]+" | head -n 1 | sed -E 's/.*: *//'; }
+number_of() { grep -oE "\"$1\": *[0-9.e+-]+" | sed -nE '1s/.*: *//p'; }
 
 on_all "$trireme" --quiet bench comm --op all_reduce --algo ring --bytes 64M --in-place --seconds 4 --json >"$folder/ring.json"
 awk -v seconds="$(number_of seconds <"$folder/ring.json")" -v rate="$rate" 'BEGIN {
@@ -57,8 +58,9 @@ hash_every = 0
 [checkpoint]
 every = 1000000
 END
-for precision in fp32 bf16; do
+for precision in ${PRECISIONS:-fp32 bf16}; do
   predicted=$("$trireme" --quiet check "$folder/recipe.toml" --ranks 4 --cluster "$folder/cluster.toml" --set precision.compute=$precision --json | number_of step_seconds)
+  [ -n "$predicted" ] || { echo "no prediction for $precision"; exit 1; }
   for ((round = 0; round < rounds; ++round)); do
     on_all "$trireme" --quiet train "$folder/recipe.toml" --set precision.compute=$precision --set train.threads=1 --out "$folder/run-$precision-$round" >/dev/null
     sed 1,4d "$folder/run-$precision-$round/metrics.jsonl" | grep -oE '"seconds":[0-9.e+-]+' | cut -d: -f2

@@ -16,4 +16,4 @@ sweep --search grid --trials 24 --param 'optim.learning_rate=log(1e-4,3e-2,8)' -
 steps() { "$program" experiments show "$1" | sed -nE 's/.* ([0-9]+) steps trained/\1/p' | head -1; }
 awk -v a="$(best asha)" -v g="$(best grid)" -v ta=$asha -v tg=$((SECONDS - begin)) -v sa="$(steps asha)" -v sg="$(steps grid)" 'BEGIN {
   printf "ASHA: %d s, %d steps, best %.4f; grid: %d s, %d steps, best %.4f; %+.2f %%, limits 600 s and 1 %%\n", ta, sa, a, tg, sg, g, 100 * (a / g - 1)
-  exit !(ta <= 600 && a <= 1.01 * g) }'
+  exit !(a > 0 && g > 0 && sa > 0 && sg > 0 && ta <= 600 && a <= 1.01 * g) }'

@@ -74,6 +74,32 @@ TEST(MemorySnapshots, WhoIsLeftReadsItUnderAnyLayoutWithoutAnyOneOfTheOthers) {
   EXPECT_GT(worlds, 5);
 }
 
+// As experts do that move between ranks by their loads.
+TEST(MemorySnapshots, WhatChangesItsRankIsFoundAgain) {
+  const Drawn drawn{.mesh = layout::Mesh({{"ep", 2}}),
+                    .tensors = {{.name = "param/experts",
+                                 .shape = {8, 3},
+                                 .type = at::kFloat,
+                                 .place = [](layout::Placing& placing) { placing.split(0, "ep"); }},
+                                {.name = "param/router", .shape = {8, 3}}}};
+  std::vector<MemorySnapshots> all(2);
+  comm::run_ranks(2, [&](comm::Rank& rank) {
+    nn::State state;
+    add_all(state, drawn.tensors, drawn.mesh, rank.rank(), true);
+    state.add_value(
+        "position", [] { return nlohmann::ordered_json(5); }, [](const auto&) {});
+    SnapshotTaker taker(state, rank.world(), all[static_cast<std::size_t>(rank.rank())], /*epoch=*/1);
+    taker.take(4);
+    layout::Placing other(drawn.mesh, 1 - rank.rank(), "param/experts", {8, 3});
+    drawn.tensors[0].place(other);
+    state.place_again("param/experts", other.placement());
+    state.count_placement_change();
+    fill(state.at("param/experts"));
+    taker.take(5);
+  });
+  expect_snapshot_loads(drawn, all, 5);
+}
+
 TEST(MemorySnapshots, ItIsTheLatestThatIsWhole) {
   const auto held = [](std::int64_t epoch, std::int64_t step, std::vector<std::size_t> parts) {
     return HeldSnapshot{.id = {epoch, step}, .parts = std::move(parts), .of = 3};
@@ -95,7 +121,7 @@ TEST(MemorySnapshots, KeepsTwoAndUsesTheMemoryOfTheOneBefore) {
     std::vector<std::byte> image = snapshots.recycle(100);
     EXPECT_EQ(image.size(), step > 3 ? 100u : 0u) << step;
     image.resize(100);
-    snapshots.keep({.id = {1, step}, .manifest = "", .of = 1, .parts = {{0, image}}});
+    snapshots.keep({.id = {1, step}, .layout = nullptr, .values = "", .of = 1, .parts = {{0, image}}});
     EXPECT_EQ(snapshots.bytes(), step == 1 ? 100u : 200u);
   }
   EXPECT_EQ(snapshots.find({1, 3}), nullptr);

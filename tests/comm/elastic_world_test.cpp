@@ -76,6 +76,35 @@ TEST(ElasticWorld, SparesWaitUntilALargerWorldFits) {
   EXPECT_TRUE(world.wants_edge());
 }
 
+TEST(ElasticWorld, OneThatLeavesGoesAtAStepEdge) {
+  ElasticWorld world({.min_ranks = 2});
+  world.set_first_ranks(3);
+  for (const int member : {1, 2, 3}) world.rests(member, 0);
+  bring_to_run(world);
+  EXPECT_FALSE(world.leaves(9)) << "nobody knows it";
+  EXPECT_TRUE(world.leaves(1));
+  EXPECT_FALSE(world.leaves(1)) << "that is no news";
+  EXPECT_EQ(world.phase(), WorldPhase::kRunning) << "it is not gone yet";
+  EXPECT_TRUE(world.wants_edge());
+  world.rests(2, 1);
+  const WorldAnswer end = world.rests(1, 1);
+  EXPECT_EQ(end.kind, Kind::kEnd);
+  EXPECT_TRUE(end.good_end);
+  EXPECT_EQ(world.phase(), WorldPhase::kAgreeing) << "the third is still in its step";
+  EXPECT_EQ(world.rests(3, 1).ranks, 2);
+  EXPECT_EQ(world.members(), (std::vector<int>{2, 3}));
+  world.lost(1);  // its process has ended
+  bring_to_run(world, 7);
+  EXPECT_EQ(world.phase(), WorldPhase::kRunning);
+  // Without another one there are too few: the others wait.
+  world.leaves(3);
+  world.rests(2, 2);
+  world.rests(3, 2);
+  EXPECT_EQ(world.phase(), WorldPhase::kWaiting);
+  EXPECT_EQ(world.rests(2, 2).why, "1 of at least 2 ranks are here");
+  EXPECT_EQ(world.rests(4, 0).ranks, 2);
+}
+
 TEST(ElasticWorld, MessagesOfOldEpochsChangeNothing) {
   ElasticWorld world({.min_ranks = 2});
   for (const int member : {1, 2}) world.rests(member, 0);
@@ -112,7 +141,7 @@ TEST(ElasticWorld, EpochsWithoutProgressEndTheRun) {
 
 /// A member as the world does not see it.
 struct ModelMember {
-  enum class State { kAbsent, kRests, kGoes, kRuns, kDead, kBuried } state = State::kAbsent;
+  enum class State { kAbsent, kRests, kGoes, kRuns, kDead, kBuried, kLeft } state = State::kAbsent;
   std::int64_t epoch = 0;  // of kRests: the one it left; of kGoes and kRuns: the one it is in
   bool reported = false;   // kGoes: it has told that it listens
   auto operator<=>(const ModelMember&) const = default;
@@ -123,14 +152,14 @@ struct Model {
   ElasticWorld world;
   std::vector<ModelMember> members;
   std::map<std::int64_t, std::vector<int>> epochs;  // who was told to be in which
-  int deaths_left = 0;
+  int deaths_left = 0, leavers_left = 0;
 
   using S = ModelMember::State;
   std::string text() const {
     std::string out = world.to_text();
     for (const ModelMember& m : members)
       out += "|" + std::to_string(static_cast<int>(m.state)) + "," + std::to_string(m.epoch) + (m.reported ? "r" : "");
-    return out + "#" + std::to_string(deaths_left);
+    return out + "#" + std::to_string(deaths_left) + "," + std::to_string(leavers_left);
   }
   ModelMember& at(int member) { return members[static_cast<std::size_t>(member)]; }
   const ModelMember& at(int member) const { return members[static_cast<std::size_t>(member)]; }
@@ -146,8 +175,8 @@ struct Model {
   bool broken(std::int64_t epoch) const {
     return std::ranges::any_of(epochs.at(epoch), [&](int member) {
       const ModelMember& m = at(member);
-      return m.state == S::kDead || m.state == S::kBuried || (m.state == S::kRests && m.epoch >= epoch) ||
-             m.epoch > epoch;
+      return m.state == S::kDead || m.state == S::kBuried || m.state == S::kLeft ||
+             (m.state == S::kRests && m.epoch >= epoch) || m.epoch > epoch;
     });
   }
 };
@@ -168,6 +197,7 @@ std::vector<Model> next_models(const Model& now, bool faults) {
     if (member.state == S::kRests) {
       branch([&](Model& model) {
         const WorldAnswer answer = model.world.rests(i, model.at(i).epoch);
+        if (answer.kind == Kind::kEnd) model.at(i).state = S::kLeft;
         if (answer.kind != Kind::kWorld) return;
         auto& all = model.epochs[answer.epoch];
         all = model.world.members();
@@ -201,7 +231,13 @@ std::vector<Model> next_models(const Model& now, bool faults) {
         });
       }
     }
-    const bool lives = member.state != S::kAbsent && member.state != S::kDead && member.state != S::kBuried;
+    const bool lives = member.state != S::kAbsent && member.state != S::kDead && member.state != S::kBuried &&
+                       member.state != S::kLeft;
+    if (faults && lives && now.leavers_left > 0) {
+      branch([&](Model& model) {
+        if (model.world.leaves(i)) --model.leavers_left;
+      });
+    }
     if (faults && lives && now.deaths_left > 0) {
       branch([&](Model& model) {
         model.at(i).state = S::kDead;
@@ -230,10 +266,10 @@ bool is_good(const Model& model) {
          model.complete(model.world.epoch());
 }
 
-/// From nobody on, or from a world that runs with all of them.
-enum class Begin { kNobody, kRunning };
+/// From nobody on; from when all are here and none has been told of the first world; or from when it runs.
+enum class Begin { kNobody, kHere, kRunning };
 
-void check_model(int ranks, int deaths, Begin begin) {
+void check_model(int ranks, int deaths, int leavers, Begin begin) {
   const ElasticRules rules{.min_ranks = 2};
   std::vector<Model> states;
   std::map<std::string, std::size_t> known;
@@ -251,11 +287,15 @@ void check_model(int ranks, int deaths, Begin begin) {
   Model first{.world = ElasticWorld(rules),
               .members = std::vector<ModelMember>(static_cast<std::size_t>(ranks)),
               .epochs = {},
-              .deaths_left = deaths};
-  if (begin == Begin::kRunning) {
+              .deaths_left = deaths,
+              .leavers_left = leavers};
+  if (begin != Begin::kNobody) {
     first.world.set_first_ranks(ranks);
     for (int member = 0; member < ranks; ++member) first.world.rests(member, 0);
     first.epochs[1] = first.world.members();
+    for (ModelMember& member : first.members) member = {.state = ModelMember::State::kRests};
+  }
+  if (begin == Begin::kRunning) {
     bring_to_run(first.world);
     for (ModelMember& member : first.members) member = {.state = ModelMember::State::kRuns, .epoch = 1};
   }
@@ -305,9 +345,12 @@ void check_model(int ranks, int deaths, Begin begin) {
   testing::Test::RecordProperty("states", static_cast<int>(states.size()));
 }
 
-TEST(ElasticWorld, ModelOfTwoRanksWithADeathInEveryState) { check_model(2, 1, Begin::kNobody); }
-TEST(ElasticWorld, ModelOfThreeRanksWithADeathInEveryState) { check_model(3, 1, Begin::kNobody); }
-TEST(ElasticWorld, ModelOfFourRanksWithTwoDeathsInEveryState) { check_model(4, 2, Begin::kRunning); }
+TEST(ElasticWorld, ModelOfTwoRanksWithADeathInEveryState) { check_model(2, 1, 0, Begin::kNobody); }
+TEST(ElasticWorld, ModelOfThreeRanksWithADeathInEveryState) { check_model(3, 1, 0, Begin::kNobody); }
+TEST(ElasticWorld, ModelOfFourRanksWithADeathInEveryState) { check_model(4, 1, 0, Begin::kHere); }
+TEST(ElasticWorld, ModelOfFourRanksWithTwoDeathsInEveryState) { check_model(4, 2, 0, Begin::kRunning); }
+TEST(ElasticWorld, ModelOfThreeRanksWithADeathAndOneThatLeaves) { check_model(3, 1, 1, Begin::kHere); }
+TEST(ElasticWorld, ModelOfFourRanksWithADeathAndOneThatLeaves) { check_model(4, 1, 1, Begin::kRunning); }
 
 }  // namespace
 }  // namespace trireme::comm

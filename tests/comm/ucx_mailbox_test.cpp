@@ -104,10 +104,8 @@ void exchange_mail(Mailbox& mailbox, const std::vector<PlannedMail>& all) {
 
 TEST_F(UcxMailboxes, EverythingArrivesOnceAndInOrderThroughBrokenConnections) {
   constexpr int kBoxes = 4;
-  // Few breaks: now and then UCX 1.13 itself aborts where one side closes while the other connects anew (an assertion
-  // in ucp_ep.inl), about once in some thousand. That nothing is lost or comes twice under any losses is tested without
-  // UCX, in mail_protocol_test.cpp.
-  for (const int break_every : {0, 100}) {
+  // Every endpoint's end crosses others' beginnings: hundreds of them.
+  for (const int break_every : {0, 40, 12}) {
     auto planes = make_local_control(kBoxes);
     const auto all = planned_mail(kBoxes, 120, 11 + static_cast<std::uint64_t>(break_every));
     std::vector<std::thread> threads;
@@ -173,10 +171,16 @@ TEST_F(UcxMailboxes, CreditAndDeadlinesHold) {
   } catch (const CommError& error) {
     EXPECT_THAT(error.message(), HasSubstr("to mailbox 1, which has 16 bytes of ours not taken"));
   }
-  EXPECT_EQ(receiver->receive().bytes, eight);
-  EXPECT_NO_THROW(sender->post(1, 0, 0, eight));  // what was taken is credit
-  EXPECT_EQ(receiver->receive().bytes, eight);
-  EXPECT_EQ(receiver->receive().bytes, eight);
+  // On a busy machine the way takes longer than these mailboxes wait.
+  const auto received = [&] { return receiver->receive_for(30s).value_or(Mail{}).bytes; };
+  EXPECT_EQ(received(), eight);
+  const auto patience = std::chrono::steady_clock::now() + 30s;
+  while (!sender->try_post(1, 0, 0, eight)) {  // what was taken is credit
+    ASSERT_LT(std::chrono::steady_clock::now(), patience);
+    std::this_thread::sleep_for(1ms);
+  }
+  EXPECT_EQ(received(), eight);
+  EXPECT_EQ(received(), eight);
   try {
     receiver->receive(9);
     FAIL() << "nobody sends that";

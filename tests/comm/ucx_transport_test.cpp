@@ -1,4 +1,5 @@
-// Ranks over UCX, several in one process: messages of another world are refused, and who is built otherwise is named.
+// Ranks over UCX, several in one process, so that sanitizers see both ends: collectives equal the reference, messages
+// of another world are refused, and who is built otherwise is named.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -6,6 +7,7 @@
 #include <mutex>
 #include <nlohmann/json.hpp>
 
+#include "tests/comm/thread_ranks.h"
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
 #include "trireme/base/plugin.h"
@@ -44,12 +46,25 @@ class UcxTransports : public testing::Test {
     const std::lock_guard lock(mutex_);
     return log_;
   }
+  /// So many ranks, in order, are on each node; returns when all have come.
+  std::unique_ptr<Transport> meet(ControlPlane& plane, int ranks_per_node = 1) {
+    return std::unique_ptr<Transport>(plugin_->function<decltype(trireme_ucx_transport)>("trireme_ucx_transport")(
+        plane, {.ranks_per_node = ranks_per_node, .meet_timeout = 20s}));
+  }
   /// As a rank of its own node, on another thread: ranks wait for each other.
   std::future<std::unique_ptr<Transport>> start(ControlPlane& plane) {
-    return std::async(std::launch::async, [this, &plane] {
-      return std::unique_ptr<Transport>(plugin_->function<decltype(trireme_ucx_transport)>("trireme_ucx_transport")(
-          plane, {.ranks_per_node = 1, .meet_timeout = 20s}));
-    });
+    return std::async(std::launch::async, [this, &plane] { return meet(plane); });
+  }
+  /// Threads that are ranks over UCX.
+  Runner over_ucx(int ranks_per_node) {
+    return [this, ranks_per_node](int ranks, const std::function<void(Rank&)>& body) {
+      Planes planes = make_local_control(ranks);
+      RanksOptions options = test_options();
+      options.wrap = [&](std::unique_ptr<Transport> threads) {
+        return meet(*planes[static_cast<std::size_t>(threads->rank())], ranks_per_node);
+      };
+      run_ranks(ranks, body, options);
+    };
   }
   /// Rank 1 of a world whose rank 0 we are, by hand: with the card that is made of rank 1's.
   std::future<std::unique_ptr<Transport>> start_second(Planes& planes, const std::function<json(json)>& first) {
@@ -64,6 +79,39 @@ class UcxTransports : public testing::Test {
   std::mutex mutex_;
   std::string log_;
 };
+
+TEST_F(UcxTransports, CollectivesAndMessagesEqualTheReference) {
+#if defined(TRIREME_TSAN) || defined(__SANITIZE_ADDRESS__)
+  constexpr std::uint64_t kSmallOneIn = 12, kLargeOneIn = 24;
+#else
+  constexpr std::uint64_t kSmallOneIn = 3, kLargeOneIn = 12;
+#endif
+  for (const int ranks : {2, 3, 4}) {
+    EXPECT_EQ(check_on(over_ucx(/*ranks_per_node=*/1), ranks,
+                       [&](Rank& self) -> std::string {
+                         const Sweep sweep{.seed = 3, .large_one_in = kLargeOneIn, .small_one_in = kSmallOneIn};
+                         std::string wrong = check_collectives(self.world(), sweep);
+                         if (wrong.empty()) wrong = check_messages(self.world(), 5);
+                         if (wrong.empty()) wrong = check_program(self, 7);
+                         return wrong.empty() ? check_early_receive(self, 8) : wrong;
+                       }),
+              "");
+  }
+}
+
+TEST_F(UcxTransports, ARankThatFailsInTheMiddleIsToldOnAll) {
+  for (int round = 0; round < 5; ++round) {
+    const std::string told = check_on(over_ucx(/*ranks_per_node=*/1), 4, [&](Rank& self) -> std::string {
+      std::vector<float> values(20'000, 1.0f);
+      const Buffer all{values.data(), values.size(), DType::kF32};
+      for (int call = 0; call < 3; ++call) self.world().all_reduce(all, Reduce::kSum).wait();
+      if (self.rank() == round % 4) return "the disk of this rank is on fire";
+      for (int call = 0; call < 100; ++call) self.world().all_reduce(all, Reduce::kSum).wait();
+      return "it went on without a rank";
+    });
+    EXPECT_THAT(told, HasSubstr("on fire"));
+  }
+}
 
 TEST_F(UcxTransports, AMessageOfAnotherWorldIsRefusedAndTheRankGoesOn) {
   Planes planes = make_local_control(2), others = make_local_control(2);

@@ -53,6 +53,7 @@ elastic=
 last=$(steps_of run)
 each_step_once run "$last"
 samples_once run "$last"
+grep -E 'Assertion|Aborted|Segmentation' run.said && fail "a rank ended otherwise than it was killed"
 echo "$killed kills, $(joins) joins, $(worlds) worlds, $last steps"
 recoveries run
 master=$(host_address 1)

@@ -55,6 +55,63 @@ TEST(InvariantGemm, ARowHasTheBitsThatItHasAlone) {
   }
 }
 
+std::vector<InstructionSet> sets_of_this_machine() {
+  std::vector<InstructionSet> sets;
+  for (const auto set : {InstructionSet::kPlain, InstructionSet::kV3, InstructionSet::kV4, InstructionSet::kV4Bf16}) {
+    if (set <= machine_instruction_set()) sets.push_back(set);
+  }
+  return sets;
+}
+
+/// With every instruction set, and groups that are parts of a register of codes, several of them, or do not fit it.
+TEST(InvariantGemm, OfFewBitsIsTheProductWithTheDequantisedWeightAndRowByRow) {
+  for (const InstructionSet set : sets_of_this_machine()) {
+    const UseInstructionSet use(set);
+    for (const auto type : {at::kFloat, at::kBFloat16, at::kDouble}) {
+      const double tolerance = type == at::kDouble ? 1e-12 : type == at::kFloat ? 1e-6 : 5e-3;
+      for (const auto& [k, group] : std::vector<std::array<std::int64_t, 2>>{
+               {256, 0}, {203, 0}, {512, 256}, {256, 128}, {384, 64}, {256, 32}, {384, 16}, {96, 96}, {120, 24}}) {
+        const QuantiseWeight how{.format = group == 0 ? WeightFormat::kInt8 : WeightFormat::kInt4, .group = group};
+        const QuantisedWeight q = quantise_weight(random_matrix(13, k, at::kFloat, "w"), how);
+        // One rounding less than dequantise_weight() has, as the sums of int8 do.
+        const at::Tensor w =
+            group == 0 ? q.values.to(at::kDouble) * q.scales.to(at::kDouble) : dequantise_weight(q).to(at::kDouble);
+        const at::Tensor x = random_matrix(17, k, type, "x");
+        const at::Tensor bias = random_matrix(1, 13, type, "bias").view({13});
+        at::Tensor out = at::empty({17, 13}, x.options());
+        invariant_gemm(out, x, q, bias);
+        const at::Tensor expected = x.to(at::kDouble).mm(w.t()) + bias.to(at::kDouble);
+        const at::Tensor terms = x.to(at::kDouble).abs().mm(w.abs().t()) + bias.to(at::kDouble).abs();
+        EXPECT_LE(((out.to(at::kDouble) - expected).abs() / terms).max().item<double>(), tolerance)
+            << to_string(set) << " " << k << ", groups of " << group << " " << c10::toString(type);
+        for (const std::int64_t rows : {1, 2, 3, 4, 7}) {
+          at::Tensor some = at::empty({rows, 13}, x.options());
+          // Rows of a wider matrix, too: what they stand in changes nothing.
+          invariant_gemm(some, at::cat({x, x}, 1).narrow(1, 0, k).narrow(0, 5, rows), q, bias);
+          EXPECT_TRUE(at::equal(some, out.narrow(0, 5, rows)))
+              << to_string(set) << " " << k << ", groups of " << group << ", " << rows << " rows";
+        }
+      }
+    }
+  }
+}
+
+TEST(InvariantGemm, ARowHasTheBitsThatItHasAloneWithEveryInstructionSet) {
+  for (const InstructionSet set : sets_of_this_machine()) {
+    const UseInstructionSet use(set);
+    for (const auto type : {at::kFloat, at::kBFloat16, at::kHalf}) {
+      const at::Tensor x = random_matrix(23, 77, type, "x"), w = random_matrix(9, 77, type, "w");
+      at::Tensor whole = at::empty({23, 9}, x.options());
+      invariant_gemm(whole, x, w, at::Tensor());
+      for (const std::int64_t rows : {1, 2, 3, 5, 6, 13}) {
+        at::Tensor some = at::empty({rows, 9}, x.options());
+        invariant_gemm(some, x.narrow(0, 4, rows), w, at::Tensor());
+        EXPECT_TRUE(at::equal(some, whole.narrow(0, 4, rows))) << to_string(set) << ", " << rows << " rows";
+      }
+    }
+  }
+}
+
 TEST(InvariantGemm, TheLibrarysOwnDoesNotPromiseThat) {
   // Not a test of the library: it says why this kernel is there. Where the library happens to agree, nothing is shown.
   const at::Tensor x = random_matrix(64, 1031, at::kFloat, "x"), w = random_matrix(64, 1031, at::kFloat, "w");

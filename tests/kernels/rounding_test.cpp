@@ -1,6 +1,7 @@
 // AdamW over bfloat16 weights and moments: every number is one of its two neighbours, and right in the mean.
 #include <ATen/ops/equal.h>
 
+#include <functional>
 #include <limits>
 #include <tuple>
 
@@ -93,6 +94,74 @@ TEST(StochasticRounding, GivesAPartTheBitsOfTheWhole) {
     EXPECT_TRUE(at::equal(part.weight, whole.weight.narrow(0, begin, end - begin)));
     EXPECT_TRUE(at::equal(part.v, whole.v.narrow(0, begin, end - begin)));
   }
+}
+
+/// Of the other updates: the new weight of each, of a bfloat16 one by chance beside a double's.
+struct OtherUpdate {
+  const char* name;
+  std::function<void(const UpdateTensors& tensors, at::Tensor& first, at::Tensor& second)> step;
+};
+
+std::vector<OtherUpdate> other_updates() {
+  return {{"sgd",
+           [](const auto& t, auto& v, auto&) {
+             sgd_update(t, v, {.learning_rate = 0.01, .weight_decay = 0.1, .momentum = 0.9, .first = true});
+           }},
+          {"adagrad", [](const auto& t, auto&, auto& s) { adagrad_update(t, s, {.learning_rate = 1e-3}); }},
+          {"lars",
+           [](const auto& t, auto& v, auto&) {
+             const double ratio = lars_ratio(lars_norms(t), {.learning_rate = 1, .weight_decay = 0.1});
+             lars_update(t, v, ratio, {.learning_rate = 1, .weight_decay = 0.1});
+           }},
+          {"lamb", [](const auto& t, auto& m, auto& v) {
+             const at::ScalarType type = m.scalar_type();
+             at::Tensor update = at::empty(t.weight.sizes(), t.weight.options().dtype(type));
+             const NormPair norms = lamb_direction(t, m, v, update, options_of(1, 0));
+             apply_direction(t, update, 1e-3 * lamb_ratio(norms));
+           }}};
+}
+
+TEST(StochasticRounding, OfEveryUpdateTakesANeighbourAndIsRightInTheMean) {
+  const Threads one(1);
+  for (const InstructionSet set : instruction_sets()) {
+    const UseInstructionSet use(set);
+    for (const OtherUpdate& update : other_updates()) {
+      SCOPED_TRACE(fmt::format("{} with {}", update.name, to_string(set)));
+      const std::int64_t count = (1 << 16) + 5;
+      const at::Tensor start = at::full({count}, -0.37, at::kDouble).to(at::kBFloat16);
+      const at::Tensor slope = at::full({count}, 0.013, at::kDouble).to(at::kBFloat16);
+      const auto after = [&](at::ScalarType type, at::ScalarType state, std::uint64_t rounding) {
+        at::Tensor weight = start.to(type, /*non_blocking=*/false, /*copy=*/true), gradient = slope.to(type), none;
+        at::Tensor first = at::zeros({count}, state), second = at::zeros({count}, state);
+        update.step({.weight = weight, .gradient = gradient, .low = none, .rounding = rounding}, first, second);
+        return weight.to(at::kDouble);
+      };
+      const at::Tensor exact = after(at::kDouble, at::kDouble, 0), got = after(at::kBFloat16, at::kFloat, 12345);
+      expect_neighbours(got, exact, update.name);
+      EXPECT_NE(exact[0].item<double>(), start[0].item<double>());
+      EXPECT_NEAR(got.mean().item<double>(), exact[0].item<double>(),
+                  5 * 0.5 * 0.37 * 0x1p-7 / std::sqrt(static_cast<double>(count)) + 0x1p-22);
+      EXPECT_TRUE(at::equal(got, after(at::kBFloat16, at::kFloat, 12345))) << "the same draws";
+      EXPECT_FALSE(at::equal(got, after(at::kBFloat16, at::kFloat, 12346))) << "others";
+      EXPECT_THAT(refusal([&] { after(at::kBFloat16, at::kFloat, 0); }), testing::HasSubstr("float"));
+    }
+  }
+}
+
+TEST(StochasticRounding, StoresByTheSameChances) {
+  const Threads one(1);
+  const std::int64_t count = 1000, cut = 333;
+  const at::Tensor wide = normal_tensor({count}, at::kFloat, "w");
+  at::Tensor weight = at::zeros({count}, at::kBFloat16), none;
+  store_rounded(weight, wide, 7);
+  expect_neighbours(weight, wide.to(at::kDouble), "stored");
+  at::Tensor part = at::zeros({count - cut}, at::kBFloat16);
+  store_rounded(part, wide.narrow(0, cut, count - cut).contiguous(), rounding_from(7, cut));
+  EXPECT_TRUE(at::equal(part, weight.narrow(0, cut, count - cut)));
+  // An update that adds what is missing draws as it does.
+  at::Tensor zero = at::zeros({count}, at::kBFloat16);
+  apply_direction({.weight = zero, .gradient = none, .low = none, .rounding = 7}, wide, -1);
+  EXPECT_TRUE(at::equal(zero, weight));
 }
 
 TEST(StochasticRounding, KeepsWhatIsNotFinite) {

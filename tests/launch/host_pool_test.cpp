@@ -135,11 +135,26 @@ TEST(Discovery, RunsItsScriptAgainAndAgain) {
   EXPECT_EQ(looked(discovery)->size(), 2U);
 }
 
-TEST(Discovery, AScriptThatFailsOrHangsSaysNothing) {
-  HostDiscovery failing("echo a:1; exit 3", 1ms);
+TEST(Discovery, AScriptThatFailsOrHangsLaterSaysNothing) {
+  const Folder folder;
+  const std::string marker = (folder.path() / "once").string();
+  const std::string well_once = "[ -e " + marker + " ] || { touch " + marker + "; echo a:1; exit 0; }; ";
+  HostDiscovery failing(well_once + "echo a:2; exit 3", 1ms);
+  ASSERT_TRUE(looked(failing));
   EXPECT_FALSE(looked(failing, 100ms));
-  HostDiscovery hanging("echo a:1; sleep 100", 1ms, 50ms);
-  EXPECT_FALSE(looked(hanging, 200ms));
+  std::filesystem::remove(marker);
+  HostDiscovery hanging(well_once + "echo a:2; sleep 100", 1ms, 500ms);
+  ASSERT_TRUE(looked(hanging));
+  EXPECT_FALSE(looked(hanging, 800ms));
+}
+
+TEST(Discovery, AScriptThatFailsAtFirstIsAMistake) {
+  HostDiscovery failing("echo a:1; exit 3", 1ms);
+  EXPECT_THAT(message_of<ConfigError>([&] { looked(failing); }), HasSubstr("no hosts are known yet"));
+  HostDiscovery wrong("echo a:many", 1ms);
+  EXPECT_THAT(message_of<ConfigError>([&] { looked(wrong); }), HasSubstr("a:many"));
+  HostDiscovery hanging("sleep 100", 1ms, 50ms);
+  EXPECT_THAT(message_of<ConfigError>([&] { looked(hanging); }), HasSubstr("did not end"));
 }
 
 }  // namespace

@@ -12,6 +12,7 @@ verify() {
   shift
   timeout 250 mpirun "${as_root[@]}" --oversubscribe --bind-to none -n "$ranks" "$trireme" --quiet verify "$recipes/verify-tiny.toml" \
     --precision fp64 --steps 3 --set batch.global_batch_tokens=512 "$@" >"$folder/said" || { cat "$folder/said"; exit 1; }
+  grep -q "equal" "$folder/said" || { cat "$folder/said"; echo "nothing was compared: $*"; exit 1; }
   tail -n 1 "$folder/said"
 }
 verify 2 --set layout.pp=2 --set pipeline.schedule=zb-h2 --set pipeline.drain_every=3 --set checkpoint.every=0 --set train.hash_every=0

@@ -14,11 +14,13 @@ timeout 100 mpirun "${as_root[@]}" --oversubscribe --bind-to none -n 2 "$trireme
 same_runs "$trireme" "$folder/threads" "$folder/mpi"
 
 timeout 100 mpirun "${as_root[@]}" --oversubscribe --bind-to none -n 2 "$trireme" --quiet train "$recipe" "${sets[@]}" \
-  --out "$folder/killed" >"$folder/said" 2>&1 &
+  --out "$folder/killed" --inject "hang rank 1 at step 15" >"$folder/said" 2>&1 &
 for _ in $(seq 600); do
   [ "$(cat "$folder/killed/metrics.jsonl" 2>/dev/null | wc -l)" -ge 12 ] && break
   sleep 0.02
 done
+steps=$(wc -l <"$folder/killed/metrics.jsonl")
+[ "$steps" -ge 12 ] && [ "$steps" -lt 30 ] || { cat "$folder/said"; echo "killed after $steps steps, not in the middle of the run"; exit 1; }
 pkill -KILL -f "out $folder/killed" || true
 wait || true
 timeout 100 mpirun "${as_root[@]}" --oversubscribe --bind-to none -n 2 "$trireme" --quiet train "$recipe" "${sets[@]}" \

@@ -71,6 +71,7 @@ TEST(RelativeBias, EqualsAutogradInDouble) {
         Context context;
         Sequence sequence = plain_sequence(batch, tokens);
         if (packed) sequence.documents = (at::arange(tokens) / 6).to(at::kInt).unsqueeze(0).repeat({batch, 1});
+        const BlockPlace place = place_in_rows(sequence, {0, tokens}, {0, tokens});
         const Tensors qkv{drawn({batch, tokens, 4, size}, "q"), drawn({batch, tokens, kv_heads, size}, "k"),
                           drawn({batch, tokens, kv_heads, size}, "v")};
         const at::Tensor dout = drawn({batch, tokens, 4, size}, "dy");
@@ -81,10 +82,10 @@ TEST(RelativeBias, EqualsAutogradInDouble) {
         const at::Tensor expected = written_out(shape, rule, values, sequence.documents, leaves);
         expected.backward(dout);
 
-        const CoreResult result = bias.forward(shape, sequence, context, qkv[0], qkv[1], qkv[2]);
+        const CoreResult result = bias.forward(shape, place, context, qkv[0], qkv[1], qkv[2]);
         EXPECT_LE((result.out - expected).abs().max().item<double>(), 1e-13);
         CoreGradients gradients{at::empty_like(qkv[0]), at::empty_like(qkv[1]), at::empty_like(qkv[2])};
-        bias.backward(shape, sequence, context, gradients, dout, qkv[0], qkv[1], qkv[2], result);
+        bias.backward(shape, place, context, gradients, dout, qkv[0], qkv[1], qkv[2], result);
         EXPECT_LE((gradients.q - leaves[0].grad()).abs().max().item<double>(), 1e-12);
         EXPECT_LE((gradients.k - leaves[1].grad()).abs().max().item<double>(), 1e-12);
         EXPECT_LE((gradients.v - leaves[2].grad()).abs().max().item<double>(), 1e-12);

@@ -2,6 +2,8 @@
 
 #include <gmock/gmock.h>
 
+#include "trireme/base/units.h"
+
 namespace trireme::observe {
 namespace {
 
@@ -14,6 +16,7 @@ TEST(TrafficSaved, IsWhatTheLastStepTells) {
                       {"compress/sent_bytes", 1e6},
                       {"compress/saved_bytes", 9e6},
                       {"compress/seconds", 2.5},
+                      {"compress/kernel_seconds", 0.125},
                       {"compress/rounds", 2},
                       {"compress/relative_error", 0.5},
                       {"compress/predicted_gain_seconds", 21.0},
@@ -26,7 +29,10 @@ TEST(TrafficSaved, IsWhatTheLastStepTells) {
   EXPECT_EQ(figures->saved_bytes, 9e6);
   EXPECT_EQ(figures->gain_s(), 27.0) << "nine times the bytes of three seconds";
   EXPECT_EQ(figures->predicted_gain_s, 21.0);
+  EXPECT_EQ(figures->kernel_seconds, 0.125);
   const std::string table = compression_table(*figures);
+  EXPECT_THAT(table, HasSubstr("<th>of that, computing</th>"));
+  EXPECT_THAT(table, HasSubstr("<td>" + short_seconds(0.125) + "</td>"));
   EXPECT_THAT(table, HasSubstr("90.0 %"));
   EXPECT_THAT(table, HasSubstr("<th>layers.0</th>"));
   EXPECT_THAT(table, HasSubstr("<td>0.500</td>")) << "the mean of a layer's matrices";

@@ -1,10 +1,12 @@
 // Muon, Adafactor, Shampoo and SOAP beside their formulas written out; Newton-Schulz; what each keeps.
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/allclose.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/linalg_svdvals.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
 #include <nlohmann/json.hpp>
 
@@ -116,6 +118,42 @@ TEST_P(MatrixOptimizers, FollowTheirFormulaInFloat) {
   // Where a preconditioner is nearly singular, the last digits of a float are worth as much as an update.
   if (GetParam().optim.kind == OptimizerKind::kShampoo || GetParam().optim.kind == OptimizerKind::kSoap) return;
   expect_matrix_formula(GetParam().optim, nn::Precision::kBf16, 1e-5);
+}
+
+/// What has no gradient in a step (Param::unused) keeps its numbers and its state; the others' steps are those without
+/// it.
+TEST_P(MatrixOptimizers, LeaveOutWhatNobodyUsed) {
+  const std::vector<std::string> unused{"layers.0.wide.weight", "layers.1.square.weight"};
+  nn::Params all, others;
+  add_matrices(all);
+  for (const nn::Param& param : all) {
+    if (std::ranges::find(unused, param.name) == unused.end())
+      others.add(param.placement, param.init, param.decay).trainable = param.trainable;
+  }
+  for (nn::Params* params : {&all, &others}) nn::initialise(*params, nn::Precision::kFp64, kMatrixSeed);
+  const auto optimizer = make_optimizer(GetParam().optim, all), without = make_optimizer(GetParam().optim, others);
+  nn::State state;
+  optimizer->add_state(state);
+  for (int step = 1; step <= 3; ++step) {
+    for (nn::Params* params : {&all, &others}) set_gradients(*params, kMatrixSeed, step);
+    for (const std::string& name : unused) all.at(name).unused = true;
+    std::map<std::string, at::Tensor> before;
+    for (const nn::StateTensor& entry : state.tensors()) before[entry.name] = entry.tensor.clone();
+    for (const std::string& name : unused) before[name] = all.at(name).master.clone();
+    optimizer->step({.learning_rate = 0.01});
+    without->step({.learning_rate = 0.01});
+    for (const std::string& name : unused) {
+      EXPECT_TRUE(at::equal(all.at(name).master, before[name])) << name;
+      for (const nn::StateTensor& entry : state.tensors()) {
+        if (!entry.name.ends_with("/" + name)) continue;
+        EXPECT_TRUE(at::equal(entry.tensor, before[entry.name])) << entry.name;
+      }
+    }
+    for (const nn::Param& param : others) {
+      EXPECT_TRUE(at::allclose(param.master, all.at(param.name).master, 1e-12, 1e-12))
+          << param.name << " step " << step;
+    }
+  }
 }
 
 TEST_P(MatrixOptimizers, KeepWhatThePlannerCounts) {

@@ -2,6 +2,7 @@
 // and a run goes on from its state to the bit. Against plain formulas they are held by tests/train/compress_test.cpp.
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/zeros.h>
@@ -9,10 +10,14 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <limits>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <set>
 
+#include "tests/parallel/matrix_copies.h"
 #include "trireme/base/random.h"
 #include "trireme/comm/rank.h"
 #include "trireme/device/tensor_buffer.h"
@@ -25,81 +30,6 @@ namespace trireme::parallel {
 namespace {
 
 using spec::CompressConfig, spec::CompressKind;
-
-/// Two matrices and a vector, in double.
-struct MatrixCopies {
-  nn::Params params;
-  std::unique_ptr<MeshGroups> groups;
-  std::unique_ptr<DataParallel> data_parallel;
-
-  MatrixCopies(comm::Rank& rank, const CompressConfig& config, int zero = 0) {
-    groups = std::make_unique<MeshGroups>(rank.world(), layout::Mesh({{"dp", rank.ranks()}}));
-    std::vector<ShardUnit> units;
-    for (const auto& [name, shape] :
-         std::vector<std::pair<const char*, layout::Shape>>{{"left", {24, 20}}, {"right", {16, 33}}, {"bias", {20}}}) {
-      const layout::Placing placing(groups->mesh(), rank.rank(), name, shape);
-      nn::Param& param = params.add(placing.placement(), {.kind = nn::Init::Kind::kNormal, .scale = 1}, true);
-      param.uses = 1;
-      units.push_back({.params = {&param}});
-    }
-    DataParallelOptions options{.zero = zero, .bucket_bytes = 3000, .precision = nn::Precision::kFp64};
-    options.compress = config;
-    options.compress.min_elements = 100;
-    options.reducer = reducer_named(spec::compress_name(config.kind));
-    options.seed = 11;
-    if (rank.ranks() > 1) options.data = options.copies = {"dp"};
-    if (zero > 0) options.shard = options.data;
-    data_parallel = std::make_unique<DataParallel>(std::move(units), params, *groups, options);
-    nn::initialise(data_parallel->owned(), options.precision, 1);
-    data_parallel->updated();
-    data_parallel->wait_for_weights();
-  }
-};
-
-at::Tensor matrix_gradient(const nn::Param& param, std::int64_t step, int rank) {
-  at::Tensor gradient = at::zeros(param.placement.shape, at::kDouble);
-  Random(7, fmt::format("{} {} {}", param.name, step, rank))
-      .fill_normal(0,
-                   std::span<double>(gradient.mutable_data_ptr<double>(), static_cast<std::size_t>(gradient.numel())));
-  return gradient;
-}
-
-using Named = std::map<std::string, at::Tensor>;
-using MakeGradient = std::function<at::Tensor(const nn::Param&, std::int64_t step, int rank)>;
-
-/// The sums of a step; taken or not.
-Named reduce_step(MatrixCopies& copies, std::int64_t step, int rank, bool taken = true,
-                  const MakeGradient& gradient = matrix_gradient) {
-  copies.data_parallel->begin_micro(true);
-  for (const char* name : {"bias", "right", "left"}) {
-    nn::Param& param = copies.params.at(name);
-    nn::add_gradient(param, gradient(param, step, rank));
-    copies.data_parallel->added(param);
-  }
-  copies.data_parallel->finish();
-  Named sums;
-  for (const nn::Param& param : copies.data_parallel->owned()) sums[param.name] = param.gradient.clone();
-  if (taken) copies.data_parallel->step_taken(0.1);
-  nn::zero_grad(copies.data_parallel->owned());
-  return sums;
-}
-
-void expect_equal_bits(const Named& a, const Named& b, const std::string& where) {
-  ASSERT_EQ(a.size(), b.size());
-  for (const auto& [name, tensor] : a) EXPECT_TRUE(at::equal(tensor, b.at(name))) << where << " " << name;
-}
-
-std::vector<CompressConfig> gradient_kinds() {
-  return {{.kind = CompressKind::kOnebitSgd},
-          {.kind = CompressKind::kQsgd},
-          {.kind = CompressKind::kQsgd, .coding = spec::QsgdCoding::kElias},
-          {.kind = CompressKind::kPowerSgd, .rank = 2},
-          {.kind = CompressKind::kPowerSgd, .rank = 2, .warm_start = false},
-          {.kind = CompressKind::kPowerSgd, .rank = 2, .alternate = true},
-          {.kind = CompressKind::kDgc, .momentum = 0.5, .sparsity = 0.9},
-          {.kind = CompressKind::kDgc, .start = 2, .momentum = 0.5, .sparsity = 0.9, .masking = false},
-          {.kind = CompressKind::kCsc, .momentum = 0.5, .density = 0.3, .chunk = 64}};
-}
 
 void sum_over(comm::Rank& rank, at::Tensor& tensor) {
   if (rank.ranks() > 1) rank.world().all_reduce(device::to_buffer(tensor), comm::Reduce::kSum).wait();
@@ -247,6 +177,29 @@ TEST(PowerSgd, IsExactForMatricesOfLowRank) {
   });
 }
 
+/// What the next step begins with is everybody's, or copies would sum factors of different bases.
+TEST(PowerSgd, HasTheSameFactorsOnAllCopies) {
+  for (const bool alternate : {false, true}) {
+    comm::run_ranks(4, [&](comm::Rank& rank) {
+      MatrixCopies copies(rank, {.kind = CompressKind::kPowerSgd, .rank = 2, .alternate = alternate});
+      nn::State state;
+      copies.data_parallel->add_state(state);
+      int factors = 0;
+      for (std::int64_t step = 0; step < 4; ++step) {
+        reduce_step(copies, step, rank.rank());
+        for (const nn::StateTensor& entry : state.tensors()) {
+          if (!entry.name.starts_with("reduce/right/") && !entry.name.starts_with("reduce/left/")) continue;
+          at::Tensor first = entry.tensor.clone();
+          rank.world().broadcast(device::to_buffer(first), 0).wait();
+          EXPECT_TRUE(at::equal(first, entry.tensor)) << entry.name << " " << step;
+          ++factors;
+        }
+      }
+      EXPECT_EQ(factors, alternate ? 16 : 8);
+    });
+  }
+}
+
 /// By the local factor each rank's residual stays where it is; by the mean of them it would walk off like sqrt(steps).
 TEST(PowerSgd, KeepsResidualsBounded) {
   comm::run_ranks(2, [](comm::Rank& rank) {
@@ -316,6 +269,198 @@ TEST(Csc, WithAllChunksIsDense) {
       }
     }
   });
+}
+
+/// Chunks of the pool in plain words: [start, end) of the parameters one after the other, by name.
+std::vector<at::Tensor> chunks_of(const at::Tensor& left, const at::Tensor& right, std::int64_t size) {
+  const at::Tensor pool = at::cat({left.reshape({-1}), right.reshape({-1})});
+  std::vector<at::Tensor> chunks;
+  for (std::int64_t at = 0; at < pool.numel(); at += size)
+    chunks.push_back(pool.narrow(0, at, std::min(size, pool.numel() - at)));
+  return chunks;
+}
+
+/// Copies agree on the chunks whose norms, summed over copies, are largest; those are sums, the others stay with their
+/// copy. What is copied is what travels: into the message and out of it.
+TEST(Csc, SendsTheChunksOfTheLargestNorms) {
+  constexpr std::int64_t kChunk = 64, kChunks = (480 + 528 + kChunk - 1) / kChunk, kSent = 5;
+  comm::run_ranks(3, [](comm::Rank& rank) {
+    MatrixCopies copies(rank, {.kind = CompressKind::kCsc, .density = 0.3, .chunk = kChunk});
+    const CompressionReport& report = *copies.data_parallel->reducer().report();
+    std::vector<at::Tensor> left(3, at::zeros({24, 20}, at::kDouble)), right(3, at::zeros({16, 33}, at::kDouble));
+    std::int64_t copied = 0;
+    for (std::int64_t step = 0; step < 4; ++step) {
+      const Named sums = reduce_step(copies, step, rank.rank());
+      std::vector<std::vector<at::Tensor>> own;
+      for (std::size_t copy = 0; copy < 3; ++copy) {
+        left[copy] = left[copy] + matrix_gradient(copies.params.at("left"), step, static_cast<int>(copy));
+        right[copy] = right[copy] + matrix_gradient(copies.params.at("right"), step, static_cast<int>(copy));
+        own.push_back(chunks_of(left[copy], right[copy], kChunk));
+      }
+      std::vector<std::pair<double, std::size_t>> norms;
+      for (std::size_t chunk = 0; chunk < kChunks; ++chunk) {
+        double norm = 0;
+        for (const auto& chunks : own) norm += chunks[chunk].abs().sum().item<double>();
+        norms.emplace_back(-norm, chunk);
+      }
+      std::ranges::sort(norms);
+      std::set<std::size_t> chosen;
+      for (std::size_t i = 0; i < kSent; ++i) chosen.insert(norms[i].second);
+      const std::vector<at::Tensor> arrived = chunks_of(sums.at("left"), sums.at("right"), kChunk);
+      std::int64_t hash = 0;  // of the set that arrived
+      for (std::size_t chunk = 0; chunk < kChunks; ++chunk) {
+        const bool sent = arrived[chunk].abs().max().item<double>() > 0;
+        EXPECT_EQ(sent, chosen.contains(chunk)) << step << " " << chunk;
+        if (!sent) continue;
+        hash = hash * 31 + static_cast<std::int64_t>(chunk) + 1;
+        copied += 2 * arrived[chunk].numel();
+        at::Tensor sum = at::zeros_like(arrived[chunk]);
+        for (const auto& chunks : own) sum += chunks[chunk];
+        EXPECT_LT((arrived[chunk] - sum).abs().max().item<double>(), 1e-12);
+      }
+      std::int64_t largest = hash, smallest = hash;
+      rank.world().all_reduce(comm::Buffer{&largest, 1, comm::DType::kI64}, comm::Reduce::kMax).wait();
+      rank.world().all_reduce(comm::Buffer{&smallest, 1, comm::DType::kI64}, comm::Reduce::kMin).wait();
+      EXPECT_EQ(largest, smallest) << "all copies chose the same";
+      EXPECT_EQ(report.chunks, (step + 1) * kChunks);
+      EXPECT_EQ(report.chunks_sent, (step + 1) * kSent);
+      EXPECT_EQ(report.copied_elements, copied) << "no copy beside those";
+      for (std::size_t copy = 0; copy < 3; ++copy) {  // what was sent is gone
+        left[copy] = left[copy].masked_fill(sums.at("left").ne(0), 0);
+        right[copy] = right[copy].masked_fill(sums.at("right").ne(0), 0);
+      }
+    }
+  });
+}
+
+/// Weights after so many steps of Adam, in double, whose variance has the gradients of the first `frozen` steps only
+/// and whose momentum goes on: the mean of what copies have, which no compression touches.
+at::Tensor frozen_adam(const at::Tensor& start, const spec::OptimConfig& config, std::int64_t steps,
+                       std::int64_t frozen, const std::function<at::Tensor(std::int64_t)>& gradient) {
+  at::Tensor weights = start.clone(), m = at::zeros_like(start), v = at::zeros_like(start);
+  for (std::int64_t step = 1; step <= steps; ++step) {
+    const at::Tensor g = gradient(step - 1);
+    m = config.beta1 * m + (1 - config.beta1) * g;
+    if (step <= frozen) v = config.beta2 * v + (1 - config.beta2) * g * g;
+    const double by_m = 1 - std::pow(config.beta1, static_cast<double>(step)),
+                 by_v = 1 - std::pow(config.beta2, static_cast<double>(std::min(step, frozen)));
+    weights = weights * (1 - 0.01 * config.weight_decay);
+    weights = weights - 0.01 * (m / by_m) / ((v / by_v).sqrt() + spec::epsilon_of(config));
+  }
+  return weights;
+}
+
+/// Elements of one size are their signs and a scale, so the code is the identity: 1-bit Adam is then Adam with a frozen
+/// variance. So it is for small parameters, which go dense, whatever their gradients are.
+TEST(OnebitAdam, WithAnExactCodeIsAdamWithAFrozenVariance) {
+  constexpr int kRanks = 3;
+  constexpr std::int64_t kSteps = 7, kFrozen = 3;
+  const spec::OptimConfig config{.kind = spec::OptimizerKind::kAdamw, .weight_decay = 0.1};
+  const MakeGradient even = [](const nn::Param& param, std::int64_t step, int rank) {
+    if (param.placement.shape.size() < 2) return matrix_gradient(param, step, rank);
+    const double size = 1 + 0.25 * static_cast<double>(step) + 0.5 * rank;
+    return size * matrix_gradient(param, 99, 0).sign();
+  };
+  comm::run_ranks(kRanks, [&](comm::Rank& rank) {
+    MatrixCopies copies(rank, {.kind = CompressKind::kOnebitAdam, .freeze_after = kFrozen});
+    Named start;
+    for (const nn::Param& param : copies.params) start[param.name] = param.master.clone();
+    const auto optimizer = optim::make_optimizer(config, copies.params);
+    copies.data_parallel->attach(*optimizer);
+    for (std::int64_t step = 0; step < kSteps; ++step) {
+      copies.data_parallel->begin_micro(true);
+      for (const char* name : {"bias", "right", "left"}) {
+        nn::Param& param = copies.params.at(name);
+        nn::add_gradient(param, even(param, step, rank.rank()));
+        copies.data_parallel->added(param);
+      }
+      copies.data_parallel->finish();
+      optimizer->step({.learning_rate = 0.01});
+      copies.data_parallel->step_taken(0.01);
+      copies.data_parallel->updated();
+    }
+    const CompressionReport& report = *copies.data_parallel->reducer().report();
+    EXPECT_EQ(report.rounds, kSteps - kFrozen);
+    EXPECT_LT(report.relative_error, 1e-12) << "the code is exact";
+    for (const nn::Param& param : copies.params) {
+      const at::Tensor expected = frozen_adam(start.at(param.name), config, kSteps, kFrozen, [&](std::int64_t step) {
+        at::Tensor sum = at::zeros_like(param.master);
+        for (int other = 0; other < kRanks; ++other) sum += even(param, step, other);
+        return sum;
+      });
+      EXPECT_LT((param.master - expected).abs().max().item<double>(), 1e-12) << param.name;
+      EXPECT_GT((param.master - start.at(param.name)).abs().max().item<double>(), 1e-2) << param.name;
+    }
+  });
+}
+
+/// A copy without tokens for a parameter (rows of an embedding) says zeros beside others' numbers.
+TEST(Compressors, TakeACopyOfZeros) {
+  for (const CompressConfig& config : gradient_kinds()) {
+    comm::run_ranks(3, [&](comm::Rank& rank) {
+      MatrixCopies copies(rank, config);
+      for (std::int64_t step = 0; step < 4; ++step) {
+        const Named sums =
+            reduce_step(copies, step, rank.rank(), true, [&](const nn::Param& param, std::int64_t number, int of) {
+              const at::Tensor gradient = matrix_gradient(param, number, of);
+              return of == 1 ? at::zeros_like(gradient) : gradient;
+            });
+        EXPECT_TRUE(std::isfinite(sums.at("left").sum().item<double>())) << spec::compress_name(config.kind);
+      }
+    });
+  }
+}
+
+/// A NaN or an Inf of one copy reaches all of them, so that all skip the step.
+TEST(Compressors, PassOnWhatIsNotFinite) {
+  for (const CompressConfig& config : gradient_kinds()) {
+    for (const double bad : {std::nan(""), std::numeric_limits<double>::infinity()}) {
+      comm::run_ranks(3, [&](comm::Rank& rank) {
+        MatrixCopies copies(rank, config);
+        for (std::int64_t step = 0; step < 3; ++step) reduce_step(copies, step, rank.rank());
+        const Named sums = reduce_step(copies, 3, rank.rank(), /*taken=*/false,
+                                       [&](const nn::Param& param, std::int64_t step, int number) {
+                                         at::Tensor gradient = matrix_gradient(param, step, number);
+                                         if (number == 1 && param.name == "left") gradient[7][11] = bad;
+                                         return gradient;
+                                       });
+        EXPECT_FALSE(std::isfinite(sums.at("left").sum().item<double>()))
+            << spec::compress_name(config.kind) << " " << bad;
+      });
+    }
+  }
+}
+
+/// fp16: what is kept has no loss scale. It changes from step to step, and a step overflows; sums have its scale and
+/// are otherwise those of a run without one, to the bit.
+TEST(Compressors, KeepNoLossScale) {
+  for (const CompressConfig& config : gradient_kinds()) {
+    comm::run_ranks(2, [&](comm::Rank& rank) {
+      MatrixCopies plain(rank, config), scaled(rank, config);
+      double scale = 1024;
+      for (std::int64_t step = 0; step < 6; ++step) {
+        if (step == 3) {
+          scaled.data_parallel->set_loss_scale(scale);
+          const double huge = std::numeric_limits<double>::infinity();
+          const Named sums = reduce_step(scaled, 77, rank.rank(), /*taken=*/false,
+                                         [&](const nn::Param& param, std::int64_t number, int of) {
+                                           at::Tensor gradient = matrix_gradient(param, number, of).mul_(scale);
+                                           return of == 1 ? gradient.fill_(huge) : gradient;
+                                         });
+          EXPECT_FALSE(std::isfinite(sums.at("left").sum().item<double>())) << spec::compress_name(config.kind);
+        }
+        scale *= step % 2 == 0 ? 0.25 : 16;
+        scaled.data_parallel->set_loss_scale(scale);
+        const Named sums = reduce_step(plain, step, rank.rank());
+        Named without =
+            reduce_step(scaled, step, rank.rank(), true, [&](const nn::Param& param, std::int64_t number, int of) {
+              return matrix_gradient(param, number, of).mul_(scale);
+            });
+        for (auto& [name, sum] : without) sum.div_(scale);
+        expect_equal_bits(without, sums, spec::compress_name(config.kind));
+      }
+    });
+  }
 }
 
 /// The formula is what groups count.

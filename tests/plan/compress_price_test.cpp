@@ -44,6 +44,27 @@ TEST(CompressPrice, PaysOnSlowNetworksOnly) {
   }
 }
 
+/// What is exchanged bucket by bucket hides behind backward, all but the last one; without overlap nothing does.
+TEST(CompressPrice, HidesBucketsBehindBackward) {
+  spec::Recipe recipe = priced_recipe(spec::CompressKind::kOnebitSgd);
+  recipe.layout.bucket_mb = 0;
+  const CompressPrice at_once = price_of(recipe, kTask);
+  recipe.layout.bucket_mb = 1;
+  const CompressPrice one_by_one = price_of(recipe, kTask);
+  recipe.compress.overlap = false;
+  const CompressPrice after = price_of(recipe, kTask);
+  EXPECT_EQ(at_once.buckets, 1);
+  EXPECT_EQ(after.buckets, 1);
+  ASSERT_GT(one_by_one.buckets, 4);
+  const double bandwidth = 100 * kMbit, wire = one_by_one.sent_bytes / bandwidth;
+  ASSERT_LT(wire, 2.0 / 3 * kTask.compute_s) << "else it cannot hide";
+  EXPECT_NEAR(after.step(kTask, bandwidth), at_once.step(kTask, bandwidth), 1e-12);
+  EXPECT_NEAR(after.step(kTask, bandwidth) - one_by_one.step(kTask, bandwidth), wire * (1 - 1 / one_by_one.buckets),
+              1e-9);
+  recipe.compress = {.kind = spec::CompressKind::kCsc};
+  EXPECT_EQ(price_of(recipe, kTask).buckets, 1) << "chunks are chosen among all";
+}
+
 /// The papers' formulas, of one matrix: 4096 x 4096 at rank 2 is 1,024 times fewer.
 TEST(CompressPrice, CountsBytes) {
   spec::Recipe recipe = priced_recipe(spec::CompressKind::kPowerSgd);

@@ -17,10 +17,12 @@ awk -v home="$home" '
 for block in "$home"/block-*; do
   case $block in
     *-sh)
-      # In this shell, so that "cd" holds for the next block.
+      # In this shell, so that "cd" holds for the next block. Every command counts, not only the last.
+      status=0
       set +e
+      trap 'status=$?' ERR
       eval "$(cat "$block")" >"$home/said" 2>&1
-      status=$?
+      trap - ERR
       set -e
       [ $status = 0 ] || { cat "$block" "$home/said"; echo "FAILED with status $status"; exit 1; }
       ;;

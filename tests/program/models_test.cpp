@@ -48,16 +48,19 @@ class ModelCommands : public testing::Test {
     std::ofstream(folder_ / name) << text;
     return (folder_ / name).string();
   }
-  Outcome probe(const std::string& model, const std::string& ids) {
-    return run({"--quiet", "probe", (kModels / model).string(), "--ids", ids, "--out", out_.string()});
+  Outcome probe(const std::string& model, const std::string& ids, const std::string& tp = "1") {
+    return run({"--quiet", "probe", (kModels / model).string(), "--ids", ids, "--out", out_.string(), "--tp", tp});
   }
   fs::path folder_, out_ = fs::temp_directory_path() / ("trireme_probe_" + std::to_string(::getpid()) + ".safetensors");
 };
 
-TEST_F(ModelCommands, ProbeWritesWhatTheReferenceComputes) {
-  for (const std::string name : kNames) {
-    SCOPED_TRACE(name);
-    const Outcome outcome = probe(name, (kModels / "ids.json").string());
+TEST_F(ModelCommands, ProbeWritesWhatTheReferenceComputesOnOneRankAndOnTwo) {
+  std::vector<std::pair<std::string, std::string>> cases;  // the model and --tp
+  for (const std::string name : kNames) cases.emplace_back(name, "1");
+  for (const char* name : {"gpt2", "llama", "mistral", "qwen2_tied", "qwen3"}) cases.emplace_back(name, "2");
+  for (const auto& [name, tp] : cases) {
+    SCOPED_TRACE(name + " --tp " + tp);
+    const Outcome outcome = probe(name, (kModels / "ids.json").string(), tp);
     ASSERT_EQ(outcome.code, 0) << outcome.err;
     EXPECT_THAT(outcome.out, AllOf(HasSubstr("loss "), HasSubstr(out_.string())));
     const formats::SafetensorsFile ours(out_), theirs(kModels / "expected" / (name + ".safetensors"));

@@ -16,6 +16,7 @@ fail() {
   exit 1
 }
 model=$source/tests/fixtures/models/llama
+ulimit -n "$(ulimit -Hn)" 2> /dev/null || true  # 1,000 connections
 printf '%s' '{% for m in messages %}{{ m.content }}{{ "\n" }}{% endfor %}' > "$work/chat.jinja"
 
 # A batch, whole; and the same after half of its output was lost, a line of it torn.

@@ -3,6 +3,7 @@ import concurrent.futures
 import http.client
 import json
 import os
+import resource
 import signal
 import socket
 import sys
@@ -62,9 +63,9 @@ after = resident_kib()
 assert after < before * 1.1 + 20000, f"{before} KiB became {after}"
 
 # Raw sockets: half a request, connections that only stand there, and one that goes away in the middle of its answer.
-idle = []
-for _ in range(300):
-    idle.append(socket.create_connection((host, int(port)), timeout=10))
+resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, resource.getrlimit(resource.RLIMIT_NOFILE)[1]),
+                                            resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+idle = [socket.create_connection((host, int(port)), timeout=30) for _ in range(1000)]
 half = socket.create_connection((host, int(port)), timeout=10)
 half.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Le")
 assert ask(3) == expected[3]
@@ -78,6 +79,7 @@ until = time.monotonic() + 20
 while metric('trireme_serve_kv_blocks{group="0",state="held"}') > 0:
     assert time.monotonic() < until, "blocks of a client that went away are held"
     time.sleep(0.05)
+assert ask(4) == expected[4], "1,000 connections that only stand there keep others waiting"
 for connection in idle + [half]:
     connection.close()
 

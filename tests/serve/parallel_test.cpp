@@ -113,6 +113,45 @@ TEST(ParallelGeneration, ExpertsOverReplicasGiveTheTokensOfOneRank) {
   }
 }
 
+/// Expert slicing, the coordinated all-to-all, and copies.
+TEST(ParallelGeneration, ExpertsOverTensorRanksGiveTheTokensOfOneRank) {
+  for (const std::string name : {"qwen3_moe", "qwen2_moe", "deepseek_v3"}) {
+    GenerateRequest request = spread_request(name, 7);
+    const TokenLists expected = on_ranks(request, 1);
+    for (const auto how : {ExpertsOverTp::kSlices, ExpertsOverTp::kTokens, ExpertsOverTp::kCopies}) {
+      SCOPED_TRACE(name + " " + std::to_string(static_cast<int>(how)));
+      request.experts = how;
+      request.layout = {};
+      EXPECT_EQ(on_ranks(request, 2), expected) << "tp 2";
+      request.layout = {.dp = 2, .ep = 2};
+      EXPECT_EQ(on_ranks(request, 4), expected) << "tp 2, experts over 2 replicas";
+      request.layout = {.pp = 2};
+      EXPECT_EQ(on_ranks(request, 4), expected) << "tp 2 pp 2";
+    }
+  }
+}
+
+TEST(ParallelGeneration, SlicedExpertsTakeTheirShareOfTheMemory) {
+  for (const std::string name : {"qwen3_moe", "deepseek_v3"}) {
+    const auto elements_of = [&](ExpertsOverTp how, int ranks, int dp) {
+      std::vector<std::int64_t> elements(static_cast<std::size_t>(ranks));
+      comm::run_ranks(ranks, [&](comm::Rank& rank) {
+        const auto model = open_rank_model(
+            {.model = models::fixture(name), .experts = how, .layout = {.dp = dp, .ep = dp}}, rank.world());
+        for (const nn::Param& param : model->model().params)
+          if (param.name.find(".experts.") != std::string::npos)
+            elements[static_cast<std::size_t>(rank.rank())] += param.value.numel();
+      });
+      return elements;
+    };
+    const std::int64_t all = elements_of(ExpertsOverTp::kDefault, 1, 1)[0];
+    EXPECT_THAT(elements_of(ExpertsOverTp::kDefault, 2, 1), testing::Each(all / 2));
+    EXPECT_THAT(elements_of(ExpertsOverTp::kSlices, 4, 2), testing::Each(all / 4));
+    EXPECT_THAT(elements_of(ExpertsOverTp::kTokens, 2, 1), testing::Each(all));
+    EXPECT_THAT(elements_of(ExpertsOverTp::kTokens, 4, 2), testing::Each(all / 2));
+  }
+}
+
 TEST(ParallelGeneration, SpeculationAndStagesGiveTheTokensOfOneRank) {
   GenerateRequest request = spread_request("llama", 5);
   request.sampling = {.temperature = 0.8, .seed = 6};
@@ -142,6 +181,9 @@ TEST(ParallelGeneration, WhatDoesNotGoTogetherIsNamed) {
   refused(request, 3, "3 ranks are no multiple of pp 2 x dp 1");
   request.layout = {.pp = 3};
   refused(request, 3, "3 pipeline stages");
+  request.layout = {};
+  request.experts = ExpertsOverTp::kTokens;
+  refused(request, 2, "this model has none");
   request = spread_request("qwen3_moe", 2);
   request.layout = {.pp = 2, .dp = 2, .ep = 2};
   refused(request, 4, "do not go together");

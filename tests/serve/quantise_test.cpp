@@ -126,6 +126,43 @@ TEST_F(QuantisedFolder, RoundsAsTheModelIsWhenItIsOpenedWithTheSameBits) {
   });
 }
 
+/// The head's matrix in fewer bits: logits are those of what the codes stand for, tied or not, on one rank and on two.
+TEST(QuantiseModel, LogitsComeFromTheHeadsCodes) {
+  for (const std::string name : {"qwen2_tied", "llama"}) {
+    const GenerateRequest request{
+        .model = models::fixture(name), .prompts = {{1, 2, 3, 4}, {50, 60}}, .tokens = 8, .lm_head = WeightBits::kInt8};
+    auto model = models::load_published(formats::HfDirectory(request.model), {});
+    const bool tied = model->shape.tied;
+    for (const models::NamedLayer& entry : model->layers) {
+      if (entry.name != "head") continue;
+      nn::QuantisedWeights quantised;
+      quantise_head(*model, {.format = WeightFormat::kInt8}, quantised);
+      ASSERT_EQ(quantised.size(), 1u);
+      nn::Param& weight = *entry.params.front();
+      EXPECT_EQ(weight.value.numel() > 0, tied) << "an embedding that is tied keeps its values";
+      if (tied) continue;  // a plain model cannot have other numbers in its head than in its table
+      weight.value = weight.master = kernels::dequantise_weight(quantised.at(&weight));
+    }
+    const auto on = [&](int ranks) {
+      TokenLists added;
+      comm::run_ranks(ranks, [&](comm::Rank& rank) {
+        auto mine = generate(request, rank.world());
+        if (rank.rank() == 0) added = std::move(mine);
+      });
+      return added;
+    };
+    const TokenLists generated = on(1);
+    EXPECT_EQ(on(2), generated);
+    if (!tied) {
+      EXPECT_EQ(generated, continue_prompts(*model, request));
+    }
+    GenerateRequest plain = request;
+    plain.lm_head = WeightBits::kSame;
+    comm::run_ranks(1,
+                    [&](comm::Rank& rank) { EXPECT_EQ(generate(plain, rank.world())[0].size(), generated[0].size()); });
+  }
+}
+
 TEST(QuantiseModel, NamesTheMatrixThatGroupsDoNotDivide) {
   auto model = models::build(models::tiny_shape(spec::Family::kLlama));
   models::fill(*model, nn::Precision::kFp32, 3);

@@ -145,6 +145,14 @@ std::vector<Case> mistakes() {
     r.layout.offload = spec::OffloadKind::kOptimizer, r.layout.delayed_update = true;
     r.optim.kind = spec::OptimizerKind::kMuon;
   });
+  add("LAMB beside late updates", [](auto& r) {
+    r.layout.offload = spec::OffloadKind::kOptimizer, r.layout.delayed_update = true, r.layout.dp = 2;
+    r.optim.kind = spec::OptimizerKind::kLamb;
+  });
+  add("schedule-free AdamW beside late updates", [](auto& r) {
+    r.layout.offload = spec::OffloadKind::kOptimizer, r.layout.delayed_update = true, r.layout.dp = 2;
+    r.optim.kind = spec::OptimizerKind::kScheduleFree;
+  });
   add("Muon beside find_unused",
       [](auto& r) { r.layout.dp = 2, r.layout.find_unused = true, r.optim.kind = spec::OptimizerKind::kMuon; });
   add("an average that nobody keeps", [](auto& r) { r.eval.weights = spec::EvalWeights::kEma; });
@@ -157,11 +165,11 @@ std::vector<Case> mistakes() {
       [](auto& r) { r.layout.pp = 2, r.pipeline.drain_every = 2, r.optim.ema_decay = 0.9; });
   add("Adafactor of a tied embedding in stages",
       [](auto& r) { r.layout.pp = 2, r.model.tied = true, r.optim.kind = spec::OptimizerKind::kAdafactor; });
-  add("Downpour SGD of AdamW", [](auto& r) { r.layout.dp = 2, r.train.mode = spec::TrainMode::kDownpour; });
-  add("three servers beside two ranks", [](auto& r) {
-    r.layout.dp = 2, r.train.mode = spec::TrainMode::kDownpour, r.downpour.servers = 3;
-    r.optim.kind = spec::OptimizerKind::kAdagrad, r.optim.grad_clip_norm = 0;
+  add("Downpour SGD of LAMB", [](auto& r) {
+    r.layout.dp = 2, r.train.mode = spec::TrainMode::kDownpour, r.optim.kind = spec::OptimizerKind::kLamb;
   });
+  add("three servers beside two ranks",
+      [](auto& r) { r.layout.dp = 2, r.train.mode = spec::TrainMode::kDownpour, r.downpour.servers = 3; });
   add("copies without servers", [](auto& r) {
     r.layout.dp = 2, r.train.mode = spec::TrainMode::kDownpour, r.downpour.copies = 2;
     r.optim.kind = spec::OptimizerKind::kAdagrad, r.optim.grad_clip_norm = 0;
@@ -256,6 +264,7 @@ std::vector<Case> mistakes() {
   };
   add("relative positions of parts of a sequence", [=](auto& r) { t5(r), r.layout.cp = 2; });
   add("relative positions of two stages", [=](auto& r) { t5(r), r.layout.pp = 2; });
+  add("relative positions of parts and stages", [=](auto& r) { t5(r), r.layout.pp = 2, r.layout.cp = 2; });
   add("relative positions", [=](auto& r) { t5(r), r.layout.tp = 2; });
   add("balance groups of 3", [](auto& r) { r.model.experts = {.num_experts = 4, .top_k = 2, .balance_group = 3}; });
   add("CUDA graphs of experts with a capacity", [](auto& r) {
@@ -307,6 +316,10 @@ std::vector<Case> mistakes() {
     r.data.synthetic.kind = spec::SyntheticKind::kReverse;
   });
   add("halves of one sequence", [](auto& r) { r.layout.pp = 2, r.pipeline.schedule = "chimera-halving"; });
+  add("doubled forwards with partitioned activations", [](auto& r) {
+    r.layout.pp = 2, r.layout.tp = 2, r.pipeline.schedule = "chimera-doubling";
+    r.train.recompute = spec::RecomputeKind::kFull, r.train.partition_activations = true;
+  });
   add("doubled forwards with offload", [](auto& r) {
     r.layout.pp = 2, r.pipeline.schedule = "chimera-doubling";
     r.train.recompute = spec::RecomputeKind::kFull, r.train.offload_activations = true;
@@ -345,6 +358,8 @@ std::vector<Case> mistakes() {
   });
   add("partitioned activations without tp",
       [](auto& r) { r.train.recompute = spec::RecomputeKind::kFull, r.train.partition_activations = true; });
+  add("find_unused with ZeRO 3 and stages",
+      [](auto& r) { r.layout.dp = 2, r.layout.pp = 2, r.layout.zero = 3, r.layout.find_unused = true; });
   add("find_unused with ZeRO 2", [](auto& r) { r.layout.dp = 2, r.layout.zero = 2, r.layout.find_unused = true; });
   add("graphs and find_unused", [](auto& r) {
     r.run.device = spec::DeviceKind::kCuda;
@@ -365,6 +380,10 @@ std::vector<Case> mistakes() {
     r.run.device = spec::DeviceKind::kCuda, r.precision.compute = spec::Precision::kBf16;
     r.precision.gemm = spec::GemmPrecision::kFp8;
     r.data.seq_len = 12, r.batch.global_batch_tokens = 60;
+  });
+  add("SGD of bf16 weights on a GPU", [](auto& r) {
+    r.run.device = spec::DeviceKind::kCuda, r.precision.compute = spec::Precision::kBf16;
+    r.precision.master_weights = spec::MasterWeights::kNone, r.optim.kind = spec::OptimizerKind::kSgd;
   });
   add("delayed updates without offload", [](auto& r) { r.layout.delayed_update = true; });
   add("GPUs behind an emulated network", [](auto& r) {

@@ -2,12 +2,22 @@
 // before and after its variance is frozen; from a state to the bit.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/equal.h>
+#include <fmt/format.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
 #include <map>
+#include <mutex>
 #include <nlohmann/json.hpp>
 
 #include "tests/train/support.h"
+#include "trireme/checkpoint/saver.h"
+#include "trireme/checkpoint/store.h"
+#include "trireme/device/tensor_buffer.h"
+#include "trireme/formats/checkpoint_folder.h"
 
 namespace trireme::train {
 namespace {
@@ -21,7 +31,7 @@ spec::Recipe compressed_recipe(const CompressConfig& config, int dp) {
   recipe.train.micro_batch_size = 1;
   recipe.layout.dp = dp;
   recipe.compress = config;
-  if (!spec::has_local_updates(config.kind)) recipe.compress.min_elements = 300;
+  if (config.kind != CompressKind::kNone && !spec::has_local_updates(config.kind)) recipe.compress.min_elements = 300;
   return recipe;
 }
 
@@ -83,9 +93,8 @@ TEST(CompressionTwin, IsWhatDataParallelRanksCompute) {
 TEST(CompressionTwin, IsWhatOtherLayoutsCompute) {
   int turn = 0;
   for (const TwinCase& one : twin_cases()) {
-    CompressConfig config = one.config;
-    config.local_clip = false;
-    spec::Recipe recipe = compressed_recipe(config, 2);
+    spec::Recipe recipe = compressed_recipe(one.config, 2);
+    if (one.config.local_clip) recipe.optim.grad_clip_norm = 0.5;
     int& axis = turn % 3 == 0 ? recipe.layout.tp : turn % 3 == 1 ? recipe.layout.cp : recipe.layout.pp;
     axis = 2;
     expect_equal_to_twin(recipe, 4,
@@ -93,6 +102,22 @@ TEST(CompressionTwin, IsWhatOtherLayoutsCompute) {
                                                   : turn % 3 == 1 ? " with cp"
                                                                   : " with pp"));
     ++turn;
+  }
+}
+
+/// A copy's norm is that of all its ranks, each number once: parts of matrices, norms that all of them hold, norms that
+/// each has a part of the gradient of (sequence parallelism), stages.
+TEST(CompressionTwin, ClipsCopiesOfSeveralRanks) {
+  for (const char* layout : {"tp", "sequence parallelism", "pp", "cp"}) {
+    const std::string name = layout;
+    spec::Recipe recipe = compressed_recipe({.kind = CompressKind::kOnebitSgd, .local_clip = true}, 2);
+    recipe.optim.grad_clip_norm = 0.2;
+    if (name == "tp" || name == "sequence parallelism") recipe.layout.tp = 2;
+    if (name == "pp") recipe.layout.pp = 2;
+    if (name == "cp") recipe.layout.cp = 2;
+    recipe.layout.sequence_parallel = name == "sequence parallelism";
+    recipe.model.tied = false;
+    expect_equal_to_twin(recipe, 4, "local clip with " + name);
   }
 }
 
@@ -210,6 +235,134 @@ TEST(Diloco, OfOneWorkerAndStepIsAdamW) {
     if (name.starts_with("param/")) {
       EXPECT_LT(tensor.sub(one.at(name)).abs().max().item<double>(), 1e-14) << name;
     }
+  }
+}
+
+/// Four copies' checkpoint read by three, or by five: what was left out is shared out among them and its sum stays; the
+/// run goes on. A worker that leaves takes its moments with it; one that joins begins with the first one's weights.
+TEST(Compression, ACheckpointIsReadByAnotherNumberOfCopies) {
+  const std::filesystem::path folder = std::filesystem::path(testing::TempDir()) / fmt::format("copies-{}", ::getpid());
+  for (const TwinCase& one : twin_cases()) {
+    std::filesystem::remove_all(folder);
+    spec::Recipe recipe = compressed_recipe(one.config, 4);
+    recipe.batch.global_batch_tokens = 60 * 12;  // for 3, 4 and 5 copies alike
+    using Residuals = std::map<std::string, at::Tensor>;
+    const auto residuals_of = [](Trainer& trainer, comm::Rank& rank) {
+      Residuals residuals;
+      for (const nn::StateTensor& entry : trainer.state().tensors()) {
+        if (!entry.name.starts_with("reduce/residual/")) continue;
+        residuals[entry.name] = entry.tensor.to(at::kDouble).clone();
+        rank.world().all_reduce(device::to_buffer(residuals[entry.name]), comm::Reduce::kSum).wait();
+      }
+      return residuals;
+    };
+    Residuals before;
+    with_trainers(recipe, 4, [&](Trainer& trainer, comm::Rank& rank) {
+      for (int step = 0; step < 5; ++step) trainer.step();
+      EXPECT_EQ(checkpoint::Saver(trainer.state(), rank.world(), {}).save({.folder = folder, .step = 5})->why, "");
+      const Residuals mine = residuals_of(trainer, rank);
+      if (rank.rank() == 0) before = mine;
+    });
+    const bool keeps = one.config.kind != CompressKind::kQsgd && !spec::has_local_updates(one.config.kind);
+    EXPECT_EQ(before.empty(), !keeps && one.config.delta_dtype == spec::DeltaDtype::kFp32) << one.name;
+    for (const int copies : {3, 5}) {
+      recipe.layout.dp = copies;
+      with_trainers(recipe, copies, [&](Trainer& trainer, comm::Rank& rank) {
+        checkpoint::load(formats::CheckpointFolder(folder / formats::checkpoint_name(5)), trainer.state());
+        trainer.loaded();
+        const Residuals now = residuals_of(trainer, rank);
+        ASSERT_EQ(now.size(), before.size()) << one.name;
+        for (const auto& [name, sum] : before)
+          EXPECT_LT(sum.sub(now.at(name)).abs().max().item<double>(), 1e-6 * (1 + sum.abs().max().item<double>()))
+              << one.name << " " << name << " 4 -> " << copies;
+        for (int step = 0; step < 3; ++step)
+          EXPECT_TRUE(std::isfinite(trainer.step().loss)) << one.name << " 4 -> " << copies;
+      });
+    }
+  }
+  std::filesystem::remove_all(folder);
+}
+
+/// Streaming DiLoCo: with two fragments no step sends more than about half of what a round of all sends.
+TEST(StreamingDiloco, LowersThePeakOfBytes) {
+  const auto peak = [](int fragments) {
+    spec::Recipe recipe = compressed_recipe({.kind = CompressKind::kDiloco, .interval = 4, .fragments = fragments}, 2);
+    recipe.model.tied = false;
+    double most = 0, sum = 0;
+    with_trainers(recipe, 2, [&](Trainer& trainer, comm::Rank& rank) {
+      double before = 0;
+      for (int step = 0; step < 8; ++step) {
+        trainer.step();
+        const double sent = trainer.engine().data_parallel().reducer().report()->sent_bytes;
+        if (rank.rank() == 0) most = std::max(most, sent - before), sum += sent - before;
+        before = sent;
+      }
+    });
+    return std::pair(most, sum);
+  };
+  const auto [whole, whole_sum] = peak(1);
+  const auto [half, half_sum] = peak(2);
+  EXPECT_GT(whole, 0);
+  EXPECT_EQ(whole_sum, half_sum);
+  EXPECT_LT(half, 0.55 * whole);
+}
+
+/// Stages that update by themselves compress their gradients by themselves. Where nothing is left out (all chunks, all
+/// elements) they are those of dense sums; and what leaves something out goes on from its state to the bit.
+TEST(Compression, OfAsynchronousStagesIsThatOfEachStage) {
+  for (const char* schedule : {"pipedream", "pipedream-2bw"}) {
+    spec::Recipe dense = compressed_recipe({}, 2);
+    dense.model.tied = false;
+    dense.layout.pp = 2;
+    dense.pipeline.schedule = schedule;
+    dense.batch.global_batch_tokens = 16 * 12;
+    const auto expected = state_after(dense, 4, 4);
+    for (const CompressConfig& config : std::vector<CompressConfig>{
+             {.kind = CompressKind::kCsc, .density = 1, .chunk = 100}, {.kind = CompressKind::kDgc, .sparsity = 0}}) {
+      spec::Recipe recipe = dense;
+      recipe.compress = config;
+      recipe.compress.min_elements = 300;
+      const auto found = state_after(recipe, 4, 4);
+      for (const auto& [name, tensor] : expected) {
+        if (name.starts_with("param/")) {
+          EXPECT_LT(tensor.sub(found.at(name)).abs().max().item<double>(), 1e-12) << name;
+        }
+      }
+    }
+    spec::Recipe lossy = dense;
+    lossy.compress = {.kind = CompressKind::kOnebitSgd, .min_elements = 300};
+    const auto found = state_after(lossy, 4, 4);
+    EXPECT_GT(found.at("reduce/residual/layers.0.mlp.in.weight").abs().max().item<double>(), 0);
+    EXPECT_FALSE(at::equal(found.at("param/layers.0.mlp.in.weight"), expected.at("param/layers.0.mlp.in.weight")));
+  }
+}
+
+/// fp16: a step whose gradients overflow leaves residuals as they were, the scale falls, and training goes on.
+TEST(Compression, TrainsWithALossScale) {
+  for (const TwinCase& one : twin_cases()) {
+    if (spec::lets_copies_drift(one.config.kind)) continue;  // refused
+    spec::Recipe recipe = compressed_recipe(one.config, 2);
+    recipe.precision.compute = spec::Precision::kFp16;
+    recipe.precision.loss_scale.initial = 16777216.0;  // too large: the first steps overflow
+    recipe.compress.local_clip = false;
+    std::mutex mutex;
+    std::map<int, std::vector<double>> losses;
+    with_trainers(recipe, 2, [&](Trainer& trainer, comm::Rank& rank) {
+      std::vector<double> mine;
+      int skipped = 0;
+      for (int step = 0; step < 12; ++step) {
+        const StepReport report = trainer.step();
+        skipped += report.taken ? 0 : 1;
+        mine.push_back(report.loss);
+      }
+      EXPECT_LT(skipped, 12) << one.name;
+      for (const nn::StateTensor& entry : trainer.state().tensors())
+        EXPECT_TRUE(std::isfinite(entry.tensor.to(at::kDouble).sum().item<double>())) << one.name << " " << entry.name;
+      const std::lock_guard lock(mutex);
+      losses[rank.rank()] = mine;
+    });
+    EXPECT_EQ(losses[0], losses[1]) << one.name;
+    EXPECT_LT(losses[0].back(), losses[0].front()) << one.name;
   }
 }
 

@@ -138,11 +138,15 @@ TEST(Device, RanksAgreeOnDelayedScalesUnlessTheyAreAtDifferentSteps) {
   recipe.pipeline.drain_every = 2;
   EXPECT_TRUE(problems([](spec::LayoutConfig& layout) { layout.pp = 2; }).empty());
   recipe.pipeline.stage_ranks = {1, 1};
-  const auto together = problems([](spec::LayoutConfig& layout) { layout.pp = 2; });
-  ASSERT_EQ(together.size(), 1U);
-  EXPECT_EQ(together[0].key, "precision.gemm");
-  EXPECT_THAT(together[0].reason, HasSubstr("runs 2 steps together"));
-  EXPECT_THAT(together[0].hint, HasSubstr("pipeline.drain_every = 1"));
+  EXPECT_TRUE(problems([](spec::LayoutConfig& layout) { layout.pp = 2; }).empty());
+  recipe.pipeline = {.schedule = "hetpipe"};
+  recipe.optim.kind = spec::OptimizerKind::kSgd;
+  recipe.optim.momentum = recipe.optim.weight_decay = recipe.optim.grad_clip_norm = 0;
+  const auto waves = problems([](spec::LayoutConfig& layout) { layout.pp = 2; });
+  ASSERT_EQ(waves.size(), 1U);
+  EXPECT_EQ(waves[0].key, "precision.gemm");
+  EXPECT_THAT(waves[0].reason, HasSubstr("virtual workers are at different ones"));
+  EXPECT_THAT(waves[0].hint, HasSubstr("pipeline.schedule = \"1f1b\""));
 }
 
 TEST(MemoryPlan, FollowsTheRecipe) {

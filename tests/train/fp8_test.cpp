@@ -174,6 +174,51 @@ TEST(Fp8OnTheCpu, StepsThatRunTogetherHaveTheScalesOfOneRank) {
   }
 }
 
+/// Two ranks of a pipeline hold each stage, and go through other micro-batches: its scales are of what both have met.
+TEST(Fp8OnTheCpu, RanksOfAStageThatRunStepsTogetherAgreeOnItsScales) {
+  const auto run = [](const spec::Recipe& recipe, int ranks) {
+    std::pair<std::vector<double>, nlohmann::ordered_json> seen;
+    with_trainers(recipe, ranks, [&](Trainer& trainer, comm::Rank& rank) {
+      for (int step = 0; step < 6; ++step) {
+        const double loss = trainer.step().loss;
+        if (rank.rank() == 0) seen.first.push_back(loss);
+      }
+      const auto scales = trainer.state().value("fp8/scales").get();
+      if (rank.rank() == 0) seen.second = scales;
+    });
+    return seen;
+  };
+  for (const char* kind : {"dualpipe", "chimera", "1f1b on ranks of stages"}) {
+    spec::Recipe recipe = fp8_recipe(spec::Family::kLlama, GemmPrecision::kFp8Delayed, 32);
+    recipe.model.num_layers = 4;
+    recipe.model.tied = false;
+    recipe.batch.global_batch_tokens *= 2;
+    recipe.train.micro_batch_size = 1;
+    recipe.checkpoint.every = recipe.train.hash_every = 0;
+    recipe.pipeline.drain_every = 2;
+    recipe.precision.fp8_history = 4;
+    recipe.layout.pp = 2;
+    if (kind == std::string("1f1b on ranks of stages")) {
+      recipe.layout.pp = 3;
+      recipe.pipeline.stage_ranks = {2, 1};
+    } else {
+      recipe.pipeline.schedule = kind;
+    }
+    const auto [losses, scales] = run(recipe, recipe.layout.pp);
+    spec::Recipe alone = recipe;
+    spec::undistribute(alone);
+    const auto [expected, expected_scales] = run(alone, 1);
+    EXPECT_EQ(scales.at("steps"), expected_scales.at("steps")) << kind;
+    for (std::size_t i = 0; i < losses.size(); ++i)
+      EXPECT_NEAR(losses[i], expected[i], 0.01 * expected[i]) << kind << " step " << i;
+    for (const auto& [name, row] : expected_scales.at("rows").items()) {
+      const auto mine = scales.at("rows").at(name).get<std::vector<float>>(), theirs = row.get<std::vector<float>>();
+      for (std::size_t i = 0; i < mine.size(); ++i)
+        EXPECT_NEAR(mine[i], theirs[i], 0.2F * theirs[i] + 1e-6F) << kind << " " << name << " " << i;
+    }
+  }
+}
+
 /// A pass takes the scales of its version of the weights and notes for the step of its micro-batch: on stages that
 /// update at different times as on one rank with their delayed weights.
 TEST(Fp8OnTheCpu, AsynchronousStagesHaveTheScalesOfTheirSerialMathematics) {

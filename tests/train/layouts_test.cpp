@@ -198,6 +198,8 @@ TEST(Layouts, UnevenSharesAreWeightedRight) {
   with([](auto& layout) { layout.bucket_mb = 0.002, layout.first_bucket_mb = 0.0001, layout.reduce_groups = 2; });
   with([](auto& layout) { layout.bucket_mb = 0.001, layout.reduce_groups = 3, layout.zero = 2; });
   with([](auto& layout) { layout.find_unused = true, layout.zero = 1; });
+  with([](auto& layout) { layout.find_unused = true, layout.zero = 2; });
+  with([](auto& layout) { layout.find_unused = true, layout.zero = 3, layout.bucket_mb = 0.001; });
   with([](auto& layout) { layout.order = "tp cp dp pp", layout.tp = 2, layout.zero = 3; });
   comm::run_ranks(4, [&](comm::Rank& rank) {
     verify(request, rank, [&](std::size_t i, const VerifyResult& result) { EXPECT_TRUE(result.equal) << i; });

@@ -147,6 +147,86 @@ TEST(NarrowTables, AreOfTheComputeTypeToo) {
   });
 }
 
+/// Every other optimizer rounds its new weights by the same chances; what it keeps for them is fp32.
+class NarrowWeights : public testing::TestWithParam<spec::OptimizerKind> {
+ protected:
+  static spec::Recipe wide(int zero) {
+    spec::Recipe recipe = recipe_for(zero);
+    recipe.optim = {.kind = GetParam(), .learning_rate = 3e-3, .weight_decay = 0.01, .grad_clip_norm = 1};
+    switch (GetParam()) {
+      case spec::OptimizerKind::kSgd:
+        recipe.optim.learning_rate = 0.1;
+        break;
+      case spec::OptimizerKind::kLars:
+        recipe.optim.learning_rate = 1;
+        recipe.optim.trust = 0.02;
+        break;
+      case spec::OptimizerKind::kAdagrad:
+      case spec::OptimizerKind::kLamb:
+      case spec::OptimizerKind::kAdafactor:
+        recipe.optim.learning_rate = 0.02;
+        break;
+      case spec::OptimizerKind::kLion:
+        recipe.optim.learning_rate = 1e-3;
+        break;
+      default:
+        break;
+    }
+    return recipe;
+  }
+  static spec::Recipe narrow(int zero) {
+    spec::Recipe recipe = wide(zero);
+    recipe.precision.master_weights = spec::MasterWeights::kVectors;
+    return recipe;
+  }
+};
+
+TEST_P(NarrowWeights, LearnAsWideOnesDo) {
+  const std::vector<double> full = losses_of(wide(0), 1, 60), few = losses_of(narrow(0), 1, 60);
+  EXPECT_LT(full.back(), full.front() - 0.2);
+  for (std::size_t i = 0; i < full.size(); ++i) EXPECT_NEAR(few[i], full[i], 0.04 * full[i]) << i;
+}
+
+TEST_P(NarrowWeights, GoWithEveryZeroAndOffload) {
+  const std::vector<double> one = losses_of(narrow(0), 1, 5);
+  for (const int zero : {0, 1, 2, 3}) {
+    for (const bool offload : {false, true}) {
+      SCOPED_TRACE(fmt::format("zero {}, offload {}", zero, offload));
+      spec::Recipe recipe = narrow(zero);
+      if (offload) recipe.layout.offload = spec::OffloadKind::kOptimizer;
+      const std::vector<double> shared = losses_of(recipe, 2, 5);
+      for (std::size_t i = 0; i < one.size(); ++i) EXPECT_NEAR(shared[i], one[i], 0.01 * one[i]) << i;
+    }
+  }
+}
+
+TEST_P(NarrowWeights, KeepNoMastersOfMatrices) {
+  with_trainers(narrow(0), 1, [&](Trainer& trainer, comm::Rank&) {
+    trainer.step();
+    for (const nn::Param& param : trainer.params()) {
+      const auto type = param.placement.shape.size() == 2 ? at::kBFloat16 : at::kFloat;
+      EXPECT_EQ(param.master.scalar_type(), type) << param.name;
+    }
+    for (const nn::StateTensor& entry : trainer.state().tensors()) {
+      if (!entry.name.starts_with("optim/")) continue;
+      EXPECT_EQ(entry.tensor.scalar_type(), at::kFloat) << entry.name;
+    }
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Optimizers, NarrowWeights,
+                         testing::Values(spec::OptimizerKind::kSgd, spec::OptimizerKind::kAdagrad,
+                                         spec::OptimizerKind::kLamb, spec::OptimizerKind::kLars,
+                                         spec::OptimizerKind::kLion, spec::OptimizerKind::kScheduleFree,
+                                         spec::OptimizerKind::kMuon, spec::OptimizerKind::kAdafactor,
+                                         spec::OptimizerKind::kShampoo, spec::OptimizerKind::kSoap),
+                         [](const auto& test) {
+                           std::string name(
+                               name_in(spec::enum_names(std::type_identity<spec::OptimizerKind>()), test.param));
+                           std::erase(name, '-');
+                           return name;
+                         });
+
 INSTANTIATE_TEST_SUITE_P(MasterWeights, NarrowStates,
                          testing::Values(spec::MasterWeights::kNone, spec::MasterWeights::kVectors),
                          [](const auto& test) {

@@ -47,7 +47,7 @@ TEST(NoiseEstimate, IsUnbiasedForEveryLayout) {
           big_square += std::pow(sum / (ranks * micros), 2);
         }
         NoiseAverage one;
-        one.add(small_square, kTokens, big_square, kTokens * ranks * micros, 0);
+        one.add(noise_estimate(small_square, kTokens, big_square, kTokens * ranks * micros), 0);
         const double found[2] = {one.gradient_square(), one.trace()};
         for (int k = 0; k < 2; ++k) sums[k] += found[k], squares[k] += found[k] * found[k];
       }
@@ -81,7 +81,7 @@ TEST(NoiseEstimate, IsUnbiasedForUnevenShares) {
       big_square += std::pow(sum / all, 2);
     }
     NoiseAverage one;
-    one.add(small_square, 1 / inverse, big_square, all, 0);
+    one.add(noise_estimate(small_square, 1 / inverse, big_square, all), 0);
     const double found[2] = {one.gradient_square(), one.trace()};
     for (int k = 0; k < 2; ++k) sums[k] += found[k], squares[k] += found[k] * found[k];
   }
@@ -92,16 +92,58 @@ TEST(NoiseEstimate, IsUnbiasedForUnevenShares) {
   }
 }
 
+/// Experts that several ranks share have their rows together as a small batch, dense parameters each rank's own: the
+/// sum of both parts' estimates is unbiased for the whole.
+TEST(NoiseEstimate, IsUnbiasedForPartsWithSmallBatchesOfTheirOwn) {
+  const KnownGradient known;  // the first two numbers are dense, the others an expert's
+  for (const int sharing : {2, 4}) {
+    constexpr int kRanks = 8, kDraws = 10'000;
+    constexpr double kTokens = 4;
+    const Random random(23, "noise/experts/" + std::to_string(sharing));
+    std::uint64_t next = 0;
+    double sums[2] = {}, squares[2] = {};
+    for (int draw = 0; draw < kDraws; ++draw) {
+      double small_square[2] = {}, big_square[2] = {};
+      for (std::size_t i = 0; i < known.mean.size(); ++i) {
+        const std::size_t part = i / 2;
+        const int together = part == 0 ? 1 : sharing;
+        double sum = 0, of_batch = 0;
+        for (int rank = 0; rank < kRanks; ++rank) {
+          const double one = known.mean[i] + known.deviation[i] / std::sqrt(kTokens) * random.normal(next++);
+          sum += one;
+          of_batch += one / together;
+          if ((rank + 1) % together != 0) continue;
+          small_square[part] += of_batch * of_batch * together / kRanks;
+          of_batch = 0;
+        }
+        big_square[part] += std::pow(sum / kRanks, 2);
+      }
+      const double big = kTokens * kRanks;
+      NoiseAverage one;
+      one.add(noise_estimate(small_square[0], kTokens, big_square[0], big) +
+                  noise_estimate(small_square[1], kTokens * sharing, big_square[1], big),
+              0);
+      const double found[2] = {one.gradient_square(), one.trace()};
+      for (int k = 0; k < 2; ++k) sums[k] += found[k], squares[k] += found[k] * found[k];
+    }
+    const double truth[2] = {known.square(), known.trace()};
+    for (int k = 0; k < 2; ++k) {
+      const double mean = sums[k] / kDraws, variance = squares[k] / kDraws - mean * mean;
+      EXPECT_NEAR(mean, truth[k], 3 * std::sqrt(variance / kDraws)) << sharing << (k == 0 ? " gradient" : " trace");
+    }
+  }
+}
+
 TEST(NoiseEstimate, AveragesNumeratorAndDenominatorApart) {
   NoiseAverage average;
   EXPECT_FALSE(average.scale());
-  average.add(/*small_square=*/3, 10, /*big_square=*/2, 100, 0.9);
+  average.add(noise_estimate(/*small_square=*/3, 10, /*big_square=*/2, 100), 0.9);
   EXPECT_NEAR(average.gradient_square(), (200.0 - 30) / 90, 1e-12) << "the first step's weight is corrected";
   EXPECT_NEAR(average.trace(), 1 / (0.1 - 0.01), 1e-12);
   const double first = average.gradient_square();
-  average.add(5, 10, 1, 100, 0.9);
+  average.add(noise_estimate(5, 10, 1, 100), 0.9);
   EXPECT_NEAR(average.gradient_square(), (0.9 * 0.1 * first + 0.1 * (100 - 50) / 90.0) / (1 - 0.81), 1e-12);
-  average.add(std::nan(""), 10, 1, 100, 0.9);
+  average.add(noise_estimate(std::nan(""), 10, 1, 100), 0.9);
   EXPECT_TRUE(average.scale()) << "a step that is not finite is left out";
 }
 
@@ -143,7 +185,7 @@ class NoisyQuadratic {
         gradient[i] = (one + other) / 2;
         big_square += gradient[i] * gradient[i];
       }
-      average.add(small_square, batch / 2, big_square, batch, 0.98);
+      average.add(noise_estimate(small_square, batch / 2, big_square, batch), 0.98);
       if (run.steps > 50) scale = average.scale().value_or(scale);
       // The best rate (eq. 2.6), a small part of it, so that many steps are one curve.
       const double rate = kPace / (1 + scale / batch);

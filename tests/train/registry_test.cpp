@@ -161,6 +161,8 @@ const Variant kVariants[] = {
     {"pipedream-2bw", 2, [](auto& r) { asynchronous(r, "pipedream-2bw"), r.train.micro_batch_size = 2; }},
     {"xpipe", 2, [](auto& r) { asynchronous(r, "xpipe"), r.train.micro_batch_size = 2; }},
     {"stale", 2, [](auto& r) { asynchronous(r, "stale"); }},
+    {"Downpour SGD of AdamW", 1,
+     [](auto& r) { r.train.mode = spec::TrainMode::kDownpour, r.checkpoint.every = kBefore; }},
 };
 
 /// A trainer that did something else before has other numbers in everything it remembers: what is not in the registry

@@ -7,6 +7,7 @@
 #include <map>
 #include <mutex>
 #include <thread>
+#include <tuple>
 
 #include "tests/train/support.h"
 #include "trireme/train/engine/work_stealing.h"
@@ -25,7 +26,7 @@ spec::Recipe stealing_recipe(int ranks, std::int64_t micros, bool stealing) {
 }
 
 struct Steps {
-  std::vector<double> losses, norms;
+  std::vector<double> losses, norms, noise;
   std::vector<at::Tensor> weights;
   std::vector<std::int64_t> stolen;  // by rank
   double seconds = 0;                // of the fastest step but the first
@@ -34,11 +35,18 @@ struct Steps {
 /// `pause(rank)`: how long each micro-batch of a rank takes; computing is nothing beside it.
 Steps run_steps(const spec::Recipe& recipe, int steps, const std::function<double(int rank)>& pause) {
   Steps all;
-  all.stolen.resize(static_cast<std::size_t>(*recipe.layout.dp));
+  const int ranks = static_cast<int>(*recipe.layout.dp * recipe.layout.ranks_per_copy());
+  all.stolen.resize(static_cast<std::size_t>(ranks));
   std::mutex mutex;
-  with_trainers(recipe, *recipe.layout.dp, [&](Trainer& trainer, comm::Rank& rank) {
-    trainer.on_micro(
-        [&](std::int64_t, double) { std::this_thread::sleep_for(std::chrono::duration<double>(pause(rank.rank()))); });
+  with_trainers(recipe, ranks, [&](Trainer& trainer, comm::Rank& rank) {
+    const auto sleep = [&](double micros) {
+      std::this_thread::sleep_for(std::chrono::duration<double>(micros * pause(rank.rank())));
+    };
+    trainer.on_micro([=](std::int64_t, double) { sleep(1); });
+    // Without stealing a rank has its share at once.
+    const double share =
+        static_cast<double>(recipe.batch.global_batch_tokens / recipe.data.seq_len) / *recipe.layout.dp;
+    if (!recipe.train.work_stealing) trainer.on_gradients([=](nn::Params&) { sleep(share); });
     double fastest = 1e9;
     std::int64_t stolen = 0;
     std::vector<StepReport> reports;
@@ -56,6 +64,7 @@ Steps run_steps(const spec::Recipe& recipe, int steps, const std::function<doubl
     for (const StepReport& report : reports) {
       all.losses.push_back(report.loss);
       all.norms.push_back(report.gradient_norm);
+      all.noise.push_back(report.noise_scale.value_or(0));
     }
     for (const nn::Param& param : params) all.weights.push_back(param.master.clone());
     all.seconds = fastest;
@@ -84,18 +93,52 @@ TEST(WorkStealing, TheGradientIsTheOneWithoutIt) {
   }
 }
 
+/// Ranks with parts of the same rows take the same micro-batches: tensor parallelism, and both kinds of context
+/// parallelism.
+TEST(WorkStealing, RanksThatShareRowsStealTogether) {
+  for (const auto& [tp, cp, ulysses] : {std::tuple{2, 1, 1}, {1, 2, 1}, {1, 2, 2}, {2, 2, 1}}) {
+    spec::Recipe plain = stealing_recipe(2, 4, false), stealing = stealing_recipe(2, 4, true);
+    stealing.layout.tp = tp;
+    stealing.layout.cp = cp;
+    stealing.layout.cp_ulysses = ulysses;
+    const Steps expected = run_steps(plain, 3, [](int) { return 0.0; });
+    const int copy = tp * cp;
+    const Steps found = run_steps(stealing, 3, [&](int rank) { return rank >= copy ? 0.15 : 0.0; });
+    for (int rank = 0; rank < copy; ++rank) {
+      EXPECT_GT(found.stolen[static_cast<std::size_t>(rank)], 0);
+      EXPECT_EQ(found.stolen[static_cast<std::size_t>(rank)], found.stolen[0]) << "all of a copy, or none";
+    }
+    for (std::size_t i = 0; i < expected.losses.size(); ++i) {
+      EXPECT_NEAR(found.losses[i], expected.losses[i], 1e-9 * expected.losses[i]) << "tp " << tp << ", cp " << cp;
+      EXPECT_NEAR(found.norms[i], expected.norms[i], 1e-9 * expected.norms[i]);
+    }
+  }
+}
+
+/// It is measured on each rank's first micro-batch, which nobody takes from it.
+TEST(WorkStealing, TheNoiseScaleIsTheOneWithoutIt) {
+  spec::Recipe plain = stealing_recipe(3, 4, false), stealing = stealing_recipe(3, 4, true);
+  plain.train.noise_scale = stealing.train.noise_scale = true;
+  const Steps expected = run_steps(plain, 4, [](int) { return 0.0; });
+  const Steps found = run_steps(stealing, 4, [](int rank) { return rank == 2 ? 0.02 : 0.0; });
+  EXPECT_GT(found.stolen[0] + found.stolen[1], 0);
+  ASSERT_EQ(found.noise.size(), expected.noise.size());
+  ASSERT_GT(expected.noise.back(), 0);
+  for (std::size_t i = 0; i < expected.noise.size(); ++i)
+    EXPECT_NEAR(found.noise[i], expected.noise[i], 1e-6 * expected.noise[i]) << "step " << i;
+}
+
 /// Time is slept, not computed, so that a busy machine changes little.
 TEST(WorkStealing, ARankTwiceAsSlowCostsAtMostFifteenPercent) {
   constexpr int kRanks = 8;
   constexpr std::int64_t kMicros = 24;
-  constexpr double kPause = 0.012;
+  constexpr double kPause = 0.02;
   const auto slow = [](int rank) { return rank == 3 ? 2 * kPause : kPause; };
   const auto even = [](int) { return kPause; };
   const double balanced = run_steps(stealing_recipe(kRanks, kMicros, true), 4, even).seconds;
   const Steps helped = run_steps(stealing_recipe(kRanks, kMicros, true), 4, slow);
-  // Without help the slow rank does all of its own.
-  const double alone = static_cast<double>(kMicros) * 2 * kPause;
-  fmt::print("balanced {:.3f} s, one rank twice as slow {:.3f} s ({:.2f}x), alone {:.3f} s at least ({:.2f}x)\n",
+  const double alone = run_steps(stealing_recipe(kRanks, kMicros, false), 4, slow).seconds;
+  fmt::print("balanced {:.3f} s, one rank twice as slow {:.3f} s ({:.2f}x), without help {:.3f} s ({:.2f}x)\n",
              balanced, helped.seconds, helped.seconds / balanced, alone, alone / balanced);
   EXPECT_LE(helped.seconds, 1.15 * balanced);
   EXPECT_GE(alone, 1.5 * balanced);

@@ -107,6 +107,13 @@ std::vector<std::byte> MemorySnapshots::recycle(std::size_t bytes) {
   return image;
 }
 
+std::string MemorySnapshots::Snapshot::manifest_text() const {
+  formats::CheckpointManifest manifest = *layout;
+  manifest.step = id.step;
+  manifest.values = nlohmann::ordered_json::parse(values);
+  return formats::manifest_text(manifest);
+}
+
 std::size_t MemorySnapshots::bytes() const {
   std::size_t sum = 0;
   for (const Snapshot& snapshot : kept_) {
@@ -117,11 +124,11 @@ std::size_t MemorySnapshots::bytes() const {
 
 SnapshotTaker::SnapshotTaker(const nn::State& state, comm::Group& world, MemorySnapshots& snapshots, std::int64_t epoch)
     : state_(state), world_(world), snapshots_(snapshots), epoch_(epoch) {
-  make_plan();
+  plan();
 }
 
-void SnapshotTaker::make_plan() {
-  planned_changes_ = state_.placement_changes();
+void SnapshotTaker::plan() {
+  placement_changes_ = state_.placement_changes();
   std::vector<std::vector<HeldTensor>> all;
   for (const std::string& text : all_texts(holdings_text(holdings_of(state_)), world_))
     all.push_back(parse_holdings(text));
@@ -130,10 +137,11 @@ void SnapshotTaker::make_plan() {
   const std::size_t before = (me + plan_.ranks.size() - 1) % plan_.ranks.size();
   part_ = part_of(plan_, me);
   prefix_ = part_.prefix();
-  manifest_ = {};
-  describe(plan_, manifest_);
+  const auto layout = std::make_shared<formats::CheckpointManifest>();
+  layout_ = layout;
+  describe(plan_, *layout);
   // A manifest says a sum of every block; of memory that the run itself computes with, nobody asks for them.
-  for (formats::StoredPart& part : manifest_.parts) {
+  for (formats::StoredPart& part : layout->parts) {
     for (std::uint64_t begin = 0; begin < part.bytes; begin += formats::kCheckedBlock)
       part.checks.push_back({.begin = begin, .end = std::min(begin + formats::kCheckedBlock, part.bytes), .sum = 0});
   }
@@ -142,12 +150,10 @@ void SnapshotTaker::make_plan() {
     if (plan_.ranks[rank].empty()) return {};
     const auto number = std::count_if(plan_.ranks.begin(), plan_.ranks.begin() + static_cast<std::ptrdiff_t>(rank),
                                       [](const auto& shares) { return !shares.empty(); });
-    return {.number = static_cast<std::size_t>(number),
-            .bytes = manifest_.parts[static_cast<std::size_t>(number)].bytes};
+    return {.number = static_cast<std::size_t>(number), .bytes = layout->parts[static_cast<std::size_t>(number)].bytes};
   };
   mine_ = part_at(me);
-  theirs_ = {};
-  if (before != me) theirs_ = part_at(before);
+  theirs_ = before != me ? part_at(before) : Part{};
   for (std::size_t rank = 0; rank < plan_.ranks.size(); ++rank) {
     if (rank == me) continue;
     for (SaveShare& share : plan_.ranks[rank]) share.runs = {};
@@ -174,12 +180,12 @@ void SnapshotTaker::copy_mine(std::byte* to) const {
 void SnapshotTaker::take(std::int64_t step) {
   const auto began = std::chrono::steady_clock::now();
   const double cpu_before = process_cpu_seconds();
-  if (planned_changes_ != state_.placement_changes()) make_plan();
-  MemorySnapshots::Snapshot snapshot{.id = {epoch_, step}, .manifest = {}, .of = manifest_.parts.size(), .parts = {}};
-  manifest_.step = step;
-  manifest_.values = nlohmann::ordered_json::object();
-  for (const nn::StateValue& value : state_.values()) (*manifest_.values)[value.name] = value.get();
-  snapshot.manifest = formats::manifest_text(manifest_);
+  if (state_.placement_changes() != placement_changes_) plan();  // the same on all ranks
+  MemorySnapshots::Snapshot snapshot{
+      .id = {epoch_, step}, .layout = layout_, .values = {}, .of = layout_->parts.size(), .parts = {}};
+  nlohmann::ordered_json values = nlohmann::ordered_json::object();
+  for (const nn::StateValue& value : state_.values()) values[value.name] = value.get();
+  snapshot.values = values.dump();
   const auto image_of = [&](std::uint64_t bytes) {
     std::vector<std::byte> image = snapshots_.recycle(bytes);
     image.resize(bytes);
@@ -223,7 +229,7 @@ class SnapshotSource final : public StateSource {
     const auto holdings = all_holdings(snapshots, world);
     holders_ = holders_of(id, holdings);
     TRIREME_CHECK(!holders_.empty() && std::ranges::count(holders_, -1) == 0, "step {} is not held whole", id.step);
-    const auto texts = all_texts(holders_.front() == world.rank() ? snapshot_->manifest : std::string(), world);
+    const auto texts = all_texts(holders_.front() == world.rank() ? snapshot_->manifest_text() : std::string(), world);
     manifest_ = formats::parse_manifest(texts[static_cast<std::size_t>(holders_.front())], name());
   }
   std::string name() const override { return fmt::format("the snapshot of step {} of epoch {}", id_.step, id_.epoch); }

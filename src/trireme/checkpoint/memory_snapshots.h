@@ -16,6 +16,7 @@
 #include <cstdint>
 #include <deque>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -49,9 +50,13 @@ class MemorySnapshots {
  public:
   struct Snapshot {
     SnapshotId id;
-    std::string manifest;                                 // text of it, values included
+    /// Where everything is; shared with the world's other snapshots, and with who takes them.
+    std::shared_ptr<const formats::CheckpointManifest> layout;
+    std::string values;                                   // of the state, beside tensors: JSON
     std::size_t of = 0;                                   // parts
     std::map<std::size_t, std::vector<std::byte>> parts;  // images of files
+    /// As that of a checkpoint. Made when it is asked for: most snapshots never are.
+    std::string manifest_text() const;
   };
   /// Of those that are kept.
   std::vector<HeldSnapshot> holdings() const;
@@ -89,19 +94,19 @@ class SnapshotTaker {
     std::optional<std::size_t> number;  // in the manifest; nothing to keep otherwise
     std::uint64_t bytes = 0;
   };
-  void make_plan();
+  void plan();
   void copy_mine(std::byte* to) const;
 
   const nn::State& state_;
   comm::Group& world_;
   MemorySnapshots& snapshots_;
   const std::int64_t epoch_;
-  SavePlan plan_;                     // of other ranks without runs
-  std::int64_t planned_changes_ = 0;  // State::placement_changes() then
+  std::int64_t placement_changes_ = 0;  // that the plan knows of
+  SavePlan plan_;                       // of other ranks without runs
   PartPlan part_;
   std::string prefix_;
-  formats::CheckpointManifest manifest_;
-  Part mine_, theirs_;  // theirs: of the rank before
+  std::shared_ptr<const formats::CheckpointManifest> layout_;  // shared with the snapshots taken
+  Part mine_, theirs_;                                         // theirs: of the rank before
   SnapshotCost cost_;
 };
 

@@ -1,4 +1,4 @@
-// trireme ampnet: asynchronous model parallelism on lists and trees.
+// trireme ampnet: asynchronous model parallelism on lists, trees and graphs.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -32,6 +32,8 @@ std::unique_ptr<dataflow::Task> task_of(const AmpNetOptions& options) {
     return dataflow::make_list_task(dataflow::make_list_reduction(options.instances, seed), options.model);
   if (options.task == "trees")
     return dataflow::make_tree_task(dataflow::make_trees(options.instances, seed), options.model);
+  if (options.task == "graphs")
+    return dataflow::make_deduction_task(dataflow::make_deductions(options.instances, seed), options.model);
   return dataflow::make_mixed_task(dataflow::make_list_reduction(options.instances / 2, seed),
                                    dataflow::make_trees(options.instances - options.instances / 2, seed),
                                    options.model);
@@ -98,13 +100,13 @@ int run_ampnet_command(const AmpNetOptions& given, Context& context) {
 }  // namespace
 
 void add_ampnet_command(Command& app, Context& context) {
-  Command& command = app.add_subcommand("ampnet", "Train on lists or trees in a graph of messages (AMPNet)");
+  Command& command = app.add_subcommand("ampnet", "Train on lists, trees or graphs in a graph of messages (AMPNet)");
   const auto options = std::make_shared<AmpNetOptions>();  // shared with the callback, which outlives this function
   command
       .add_option("--task", options->task,
                   "lists: a recurrent network reduces lists of digits; trees: a tree LSTM says the sentiment; both: "
-                  "one graph for both")
-      .one_of({"lists", "trees", "both"})
+                  "one graph for both; graphs: a gated graph network answers what somebody fears")
+      .one_of({"lists", "trees", "both", "graphs"})
       .type_name("TASK");
   command
       .add_option(
@@ -134,6 +136,7 @@ void add_ampnet_command(Command& app, Context& context) {
   command.add_option("--seed", options->seed, "Of instances, parameters and order").not_negative().type_name("N");
   command.footer(R"(Examples:
   trireme ampnet --task trees --max-active-keys 8 --epochs 3 --instances 100
+  trireme ampnet --task graphs --max-active-keys 8 --epochs 5 --instances 200
   trireme ampnet --task both --backend threads --epochs 2 --instances 100
   trireme ampnet --task lists --replicas 2 --max-active-keys 32 --epochs 2 --instances 100)");
   command.callback(

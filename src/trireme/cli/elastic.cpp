@@ -207,6 +207,8 @@ int run_elastic(ElasticFlags& flags, Context& context) {
         members.set_hosts(all);
       }
     }
+    if (const auto member = members.next_to_leave(); member && !over)
+      coordinator.let_go(*member, "its host has no place for it any more");
     coordinator.tick();
     for (const auto& event : coordinator.take_events()) {
       if (!timeline && fs::is_directory(run.folder))

@@ -15,6 +15,9 @@
 namespace trireme::cli {
 namespace {
 
+// For a rank that is to leave, to come to the end of its step.
+constexpr std::chrono::seconds kLeaveGrace{30};
+
 /// A member of another host hears of it through its script's input: its own process group is ssh's.
 void tell_member(const ChildProcess& child, int signal) {
   if (child.input() < 0) return child.tell(signal);
@@ -27,12 +30,29 @@ void tell_member(const ChildProcess& child, int signal) {
 
 void ElasticMembers::set_hosts(const std::vector<launch::Host>& hosts) {
   pool_.set_hosts(hosts);
-  for (const int member : pool_.surplus()) {
+  const std::vector<int> surplus = pool_.surplus();
+  // Whose host has come back stays, unless it was asked already.
+  for (auto at = unwanted_.begin() + (asked_ ? 1 : 0); at != unwanted_.end();)
+    at = std::ranges::find(surplus, *at) == surplus.end() ? unwanted_.erase(at) : at + 1;
+  for (const int member : surplus) {
     if (std::ranges::find(unwanted_, member) != unwanted_.end()) continue;
     log_info("elastic: {} has no place for member {} any more", pool_.host_of(member), member);
     unwanted_.push_back(member);
+  }
+}
+
+std::optional<int> ElasticMembers::next_to_leave() {
+  if (unwanted_.empty()) return std::nullopt;
+  const auto now = std::chrono::steady_clock::now();
+  const int member = unwanted_.front();
+  if (!asked_) asked_ = now;
+  if (now - *asked_ > kLeaveGrace) {
+    asked_ = now;
+    log_warn("elastic: member {} on {} has not left in {} s, and is ended", member, pool_.host_of(member),
+             kLeaveGrace.count());
     tell_member(*children_.at(member), SIGKILL);
   }
+  return member;
 }
 
 void ElasticMembers::fill() {
@@ -66,6 +86,7 @@ std::vector<ElasticMembers::Ended> ElasticMembers::take_ended(bool failed) {
       continue;
     }
     const int member = at->first;
+    if (!unwanted_.empty() && unwanted_.front() == member) asked_.reset();
     const bool ours = std::erase(unwanted_, member) > 0;
     ended.push_back({.member = member, .status = *status, .host = pool_.host_of(member)});
     pool_.ended(member, failed && !ours, std::chrono::steady_clock::now());

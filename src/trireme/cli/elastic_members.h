@@ -5,8 +5,10 @@
 // Depends on: launch, base (child_process).
 #pragma once
 
+#include <chrono>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -31,9 +33,11 @@ class ElasticMembers {
 
   ElasticMembers(Options options, launch::Cooldown cooldown) : options_(std::move(options)), pool_(cooldown) {}
 
-  /// The hosts that there are now: ranks that have no place any more are ended (SIGKILL; the others go on from their
-  /// snapshots).
+  /// The hosts that there are now: ranks that have no place any more are to leave.
   void set_hosts(const std::vector<launch::Host>& hosts);
+  /// Often: a rank that is to leave now; they go one after the other. One that has not gone in time is ended (SIGKILL;
+  /// the others go on from their snapshots).
+  std::optional<int> next_to_leave();
   /// Starts ranks wherever there is room on a host that is not barred.
   void fill();
   /// Those that have ended since. `failed`: their hosts are barred for a while.
@@ -49,7 +53,8 @@ class ElasticMembers {
   const Options options_;
   launch::HostPool pool_;
   std::map<int, std::unique_ptr<ChildProcess>> children_;
-  std::vector<int> unwanted_;  // ended by us: no failure of their hosts
+  std::vector<int> unwanted_;                                   // they leave, in this order: no failure of their hosts
+  std::optional<std::chrono::steady_clock::time_point> asked_;  // the first of them
   int next_ = 1;
 };
 

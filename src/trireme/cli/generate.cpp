@@ -50,6 +50,9 @@ formats::TokenLists generate(GenerateOptions& options) {
   recipe.comm.ranks = options.serving.ranks();
   options.request.layout = options.serving.layout;
   options.request.weight_arena_bytes = options.serving.weight_arena_bytes();
+  options.request.lm_head = options.serving.lm_head;
+  options.request.kv_cache = options.serving.kv_cache;
+  options.request.experts = options.serving.experts;
   options.request.speculation = options.serving.speculation();
   options.request.local_ranks = local_ranks(recipe);
   const serve::Commands& commands = load_serve();
@@ -98,6 +101,9 @@ int run_batch(const GenerateOptions& options, Context& context) {
                                               .precision = of.precision,
                                               .device = of.device,
                                               .weights = of.weights,
+                                              .lm_head = options.serving.lm_head,
+                                              .kv_cache = options.serving.kv_cache,
+                                              .experts = options.serving.experts,
                                               .layout = options.serving.layout,
                                               .weight_arena_bytes = options.serving.weight_arena_bytes()},
                                     .input = options.input,

@@ -41,6 +41,9 @@ int run_serve(ServeOptions& options, Context& context) {
   recipe.comm.ranks = options.serving.ranks();
   request.model.layout = options.serving.layout;
   request.model.weight_arena_bytes = options.serving.weight_arena_bytes();
+  request.model.lm_head = options.serving.lm_head;
+  request.model.kv_cache = options.serving.kv_cache;
+  request.model.experts = options.serving.experts;
   request.speculation = options.serving.speculation();
   request.local_ranks = local_ranks(recipe);
   const serve::Commands& commands = load_serve();

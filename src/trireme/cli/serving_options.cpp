@@ -44,6 +44,15 @@ void add_serving_options(Command& command, ServingOptions& options, bool replica
       .add_option("--weight-arena", options.weight_arena_mb,
                   "MB that weights may take; layers beyond it stay in MODEL and are streamed while others compute")
       .positive();
+  add_choice<serve::WeightBits>(
+      command, "--lm-head-weights", options.lm_head,
+      {{"same", serve::WeightBits::kSame}, {"int8", serve::WeightBits::kInt8}, {"int4", serve::WeightBits::kInt4}},
+      "CPU: what the matrix that logits are computed with is kept in; an embedding that is tied to it stays as it is");
+  add_choice<serve::KvCacheDtype>(
+      command, "--kv-cache-dtype", options.kv_cache,
+      {{"auto", serve::KvCacheDtype::kAuto}, {"fp8", serve::KvCacheDtype::kFp8}},
+      "what keys and values are kept in: as --precision says, or on the CPU FP8 (e4m3) with "
+      "a scale for each head of each token");
   command.add_option("--tp", options.tp, "ranks that split each matrix (tensor parallelism)").show_default().positive();
   command.add_option("--pp", options.layout.pp, "pipeline stages: ranks with consecutive layers")
       .show_default()
@@ -52,6 +61,14 @@ void add_serving_options(Command& command, ServingOptions& options, bool replica
       .add_option("--pp-microbatches", options.layout.micros,
                   "micro-batches of sequences in a step of stages; default: two a stage")
       .positive();
+  add_choice<serve::ExpertsOverTp>(
+      command, "--experts-over-tp", options.experts,
+      {{"default", serve::ExpertsOverTp::kDefault},
+       {"slices", serve::ExpertsOverTp::kSlices},
+       {"tokens", serve::ExpertsOverTp::kTokens},
+       {"copies", serve::ExpertsOverTp::kCopies}},
+      "what ranks of --tp have of experts: a slice of each one's matrices, or copies, of which each rank computes an "
+      "equal part of the tokens, or all; default: slices, on a GPU copies");
   if (!replicas) return;
   command.add_option("--dp", options.layout.dp, "replicas, which continue different prompts").show_default().positive();
   command.add_option("--ep", options.layout.ep, "of --dp, ranks that experts are sharded over (expert parallelism)")

@@ -1,4 +1,5 @@
-// cli/serving_options.h -- options that `generate` and `serve` share: ranks, speculation, streamed weights.
+// cli/serving_options.h -- options that `generate` and `serve` share: ranks, speculation, streamed weights, the KV
+// cache.
 //
 // Depends on: command.h, serve/commands.h.
 #pragma once
@@ -17,6 +18,9 @@ struct ServingOptions {
   std::string draft = "ngram";
   bool rejection = false;
   double weight_arena_mb = 0;
+  serve::WeightBits lm_head = serve::WeightBits::kSame;
+  serve::KvCacheDtype kv_cache = serve::KvCacheDtype::kAuto;
+  serve::ExpertsOverTp experts = serve::ExpertsOverTp::kDefault;
 
   int ranks() const { return tp * layout.pp * layout.dp; }
   serve::SpeculationRequest speculation() const;

@@ -72,6 +72,11 @@ void ElasticCoordinator::lose(int member, const std::string& why) {
   note_phase();
 }
 
+void ElasticCoordinator::let_go(int member, const std::string& why) {
+  const std::lock_guard lock(mutex_);
+  if (world_.leaves(member) && cause_.empty()) cause_ = fmt::format("member {}: {}", member, why);
+}
+
 void ElasticCoordinator::end(const std::string& why, bool good) {
   const std::lock_guard lock(mutex_);
   if (world_.phase() == WorldPhase::kEnded) return;

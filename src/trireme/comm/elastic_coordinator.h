@@ -53,6 +53,9 @@ class ElasticCoordinator {
   void tick();
   /// Somebody knows that this member's process has ended.
   void lose(int member, const std::string& why);
+  /// It ends by itself after the step that it is in, as one that has done its work; no step is lost. One at a time, and
+  /// again until it has gone: it may not be here yet.
+  void let_go(int member, const std::string& why);
   void end(const std::string& why, bool good);
   std::vector<Event> take_events();
 

@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <utility>
 
 namespace trireme::comm {
 
@@ -19,20 +20,25 @@ std::vector<int> ElasticWorld::by_age() const {
   return members;
 }
 
+int ElasticWorld::available() const {
+  const auto staying = std::ranges::count_if(seats_, [](const auto& entry) { return !entry.second.leaves; });
+  return std::min(static_cast<int>(staying), rules_.max_ranks);
+}
+
 // Forms the next epoch once nobody is in the last one.
 void ElasticWorld::settle() {
   if (phase_ != WorldPhase::kWaiting && phase_ != WorldPhase::kAgreeing) return;
   if (std::ranges::any_of(seats_, [](const auto& entry) { return entry.second.in_epoch; })) return;
-  const int available = std::min(present(), rules_.max_ranks);
-  const int ranks = available > 0 ? rules_.fit(available) : 0;
+  const int ranks = available() > 0 ? rules_.fit(available()) : 0;
   const int least = std::max(rules_.min_ranks, 1);
-  if (ranks < least || (epoch_ == 0 && available < std::min(first_ranks_, rules_.max_ranks))) {
+  if (ranks < least || (epoch_ == 0 && available() < std::min(first_ranks_, rules_.max_ranks))) {
     phase_ = WorldPhase::kWaiting;
     members_.clear();
     return;
   }
   ++epoch_;
   members_ = by_age();
+  std::erase_if(members_, [&](int member) { return seats_.at(member).leaves; });
   members_.resize(static_cast<std::size_t>(ranks));
   for (const int member : members_) {
     seats_.at(member).in_epoch = true;
@@ -50,10 +56,15 @@ WorldAnswer ElasticWorld::rests(int member, std::int64_t epoch) {
     seat.in_epoch = false;
     phase_ = WorldPhase::kAgreeing;
   }
+  if (seat.leaves && !seat.in_epoch) {
+    seats_.erase(member);
+    settle();
+    return {.kind = WorldAnswer::Kind::kEnd, .why = "there is no place for this member any more"};
+  }
   settle();
   if (!seat.in_epoch || epoch == epoch_) {
     return {.why = phase_ == WorldPhase::kWaiting
-                       ? fmt::format("{} of at least {} ranks are here", present(), rules_.min_ranks)
+                       ? fmt::format("{} of at least {} ranks are here", available(), rules_.min_ranks)
                        : fmt::format("epoch {} is {}", epoch_, name_of(phase_))};
   }
   // Somebody of the new epoch is gone already: it will never be complete, so nobody needs to go there.
@@ -98,6 +109,11 @@ void ElasticWorld::lost(int member) {
   settle();
 }
 
+bool ElasticWorld::leaves(int member) {
+  const auto seat = seats_.find(member);
+  return seat != seats_.end() && !std::exchange(seat->second.leaves, true);
+}
+
 void ElasticWorld::finished(int member, std::int64_t epoch) {
   if (epoch == epoch_ && std::ranges::find(members_, member) != members_.end() && phase_ != WorldPhase::kEnded)
     end("the run is finished", true);
@@ -113,8 +129,10 @@ bool ElasticWorld::wants_edge() const {
   if (phase_ == WorldPhase::kAgreeing) return true;
   if (phase_ == WorldPhase::kEnded) return !good_end_;  // whoever still computes is told that it is over
   if (phase_ != WorldPhase::kRunning) return false;
-  const int available = std::min(present(), rules_.max_ranks);
-  return available > static_cast<int>(members_.size()) && rules_.fit(available) > static_cast<int>(members_.size());
+  if (std::ranges::any_of(seats_, [](const auto& entry) { return entry.second.in_epoch && entry.second.leaves; }))
+    return true;
+  const int ranks = static_cast<int>(members_.size());
+  return available() > ranks && rules_.fit(available()) > ranks;
 }
 
 std::vector<int> ElasticWorld::awaited() const {
@@ -131,7 +149,8 @@ std::string ElasticWorld::to_text() const {
                                  meeting_.empty() ? "" : " met");
   for (const int member : by_age()) {
     const Seat& seat = seats_.at(member);
-    text += fmt::format(" {}{}{}", member, seat.in_epoch ? "in" : "", seat.has_moved ? "+" : "");
+    text += fmt::format(" {}{}{}{}", member, seat.in_epoch ? "in" : "", seat.has_moved ? "+" : "",
+                        seat.leaves ? " leaves" : "");
   }
   return text;
 }

@@ -11,7 +11,8 @@
 // A member is a process with a number that no other ever gets. It rests (has left its last world and waits) or is in
 // the epoch of the day. An epoch is formed only when nobody is in the one before, so two worlds never compute at once.
 // Members that have been here longest come first: the oldest is rank 0. Those beyond the largest world that fits are
-// spare. Whoever calls this keeps clocks and sockets: elastic_coordinator.h.
+// spare. One that is asked to leave does so at a step edge, after which the others go on without it. Whoever calls this
+// keeps clocks and sockets: elastic_coordinator.h.
 // Depends on: base.
 #pragma once
 
@@ -67,6 +68,9 @@ class ElasticWorld {
   /// It has its part of the state, and goes on from `step`.
   void moved(int member, std::int64_t epoch, std::int64_t step);
   void lost(int member);
+  /// It is to go: at the next step edge, or at once where it rests. One at a time: what each knows of the state, its
+  /// neighbours know too. Whether that is news.
+  bool leaves(int member);
   void finished(int member, std::int64_t epoch);
   void end(const std::string& why, bool good);
 
@@ -89,10 +93,12 @@ class ElasticWorld {
  private:
   struct Seat {
     std::uint64_t order = 0;
-    bool in_epoch = false, has_moved = false;
+    bool in_epoch = false, has_moved = false, leaves = false;
   };
   void settle();
   std::vector<int> by_age() const;
+  /// Of those that stay, at most as many as there may be.
+  int available() const;
 
   ElasticRules rules_;
   WorldPhase phase_ = WorldPhase::kWaiting;

@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdio>
 #include <fstream>
 #include <map>
@@ -17,8 +18,8 @@
 namespace trireme::comm {
 
 void SharedRegion::create() {
-  static int made = 0;  // the name only has to differ from this process's others
-  std::snprintf(name_, sizeof name_, "/trireme-%ld-%d", static_cast<long>(getpid()), made++);
+  static std::atomic<int> made{0};  // the name only has to differ from this process's others
+  std::snprintf(name_, sizeof name_, "/trireme-%ld-%d", static_cast<long>(getpid()), made.fetch_add(1));
   const int file = shm_open(name_, O_CREAT | O_EXCL | O_RDWR, 0600);
   // Reserved now, so that a full /dev/shm is an answer here and not a SIGBUS later.
   if (file >= 0 && posix_fallocate(file, 0, static_cast<off_t>(bytes_)) == 0) {
@@ -62,8 +63,8 @@ ProcessCard own_process_card(unsigned long node) {
   prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY, 0, 0, 0);
 #endif
   // A random word at a known address: a process of that number in another container would not have it.
-  static unsigned long probe = 0;
-  probe = (static_cast<unsigned long>(std::random_device{}()) << 32) | std::random_device{}();
+  static const unsigned long probe =
+      (static_cast<unsigned long>(std::random_device{}()) << 32) | std::random_device{}();
   return {.node = node, .process = getpid(), .probe_address = reinterpret_cast<unsigned long>(&probe), .probe = probe};
 }
 

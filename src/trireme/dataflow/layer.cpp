@@ -193,6 +193,74 @@ class TreeCell final : public Layer {
   Index hidden_, children_, inputs_, gates_;
 };
 
+/// z, r = sigmoid(W [h, a] + b), c = tanh(U [r h, a] + d), h' = (1 - z) h + z c. Parameters: W, U, b, d.
+class Gru final : public Layer {
+ public:
+  explicit Gru(int hidden) : hidden_(static_cast<Index>(hidden)) {}
+
+  Payload forward(const Payload& params, const State&, const Payload& input, Payload& saved) const override {
+    require_size(input, 2 * hidden_, "the input of a gated recurrent unit");
+    const auto biases = params.begin() + static_cast<std::ptrdiff_t>(matrices());
+    const auto gates = static_cast<std::ptrdiff_t>(2 * hidden_);
+    Payload zr(biases, biases + gates), c(biases + gates, params.end());
+    multiply(params, 0, input.data(), 2 * hidden_, zr);
+    for (double& gate : zr) gate = sigmoid(gate);
+    const Payload reset = reset_of(input, zr);
+    multiply(params, candidate(), reset.data(), 2 * hidden_, c);
+    Payload out(hidden_);
+    for (Index k = 0; k < hidden_; ++k) {
+      c[k] = std::tanh(c[k]);
+      out[k] = (1 - zr[k]) * input[k] + zr[k] * c[k];
+    }
+    saved = input;
+    saved.insert(saved.end(), zr.begin(), zr.end());
+    saved.insert(saved.end(), c.begin(), c.end());
+    return out;
+  }
+
+  Payload backward(const Payload& params, const State&, const Payload& saved, const Payload& output_gradient,
+                   Payload& gradient) const override {
+    const auto part = [&](Index begin, Index size) {
+      const auto at = saved.begin() + static_cast<std::ptrdiff_t>(begin);
+      return Payload(at, at + static_cast<std::ptrdiff_t>(size));
+    };
+    const Payload input = part(0, 2 * hidden_), zr = part(2 * hidden_, 2 * hidden_), c = part(4 * hidden_, hidden_);
+    Payload dc(hidden_), dzr(2 * hidden_), dx(2 * hidden_, 0.0), d_reset(2 * hidden_, 0.0);
+    for (Index k = 0; k < hidden_; ++k) {
+      dc[k] = output_gradient[k] * zr[k] * (1 - c[k] * c[k]);
+      dzr[k] = output_gradient[k] * (c[k] - input[k]) * zr[k] * (1 - zr[k]);
+      dx[k] = output_gradient[k] * (1 - zr[k]);
+    }
+    affine_backward(params, candidate(), reset_of(input, zr).data(), 2 * hidden_, dc, d_reset.data(), gradient);
+    for (Index k = 0; k < hidden_; ++k) {
+      const double r = zr[hidden_ + k];
+      dzr[hidden_ + k] = d_reset[k] * input[k] * r * (1 - r);
+      dx[k] += d_reset[k] * r;
+      dx[hidden_ + k] += d_reset[hidden_ + k];
+    }
+    affine_backward(params, 0, input.data(), 2 * hidden_, dzr, dx.data(), gradient);
+    for (Index row = 0; row < 2 * hidden_; ++row) gradient[matrices() + row] += dzr[row];
+    for (Index row = 0; row < hidden_; ++row) gradient[matrices() + 2 * hidden_ + row] += dc[row];
+    return dx;
+  }
+
+  Payload initial(std::uint64_t seed, const std::string& name) const override {
+    return drawn(seed, name, matrices(), 3 * hidden_, 1 / std::sqrt(static_cast<double>(2 * hidden_)));
+  }
+  double flops() const override { return 2.0 * static_cast<double>(matrices()); }
+
+ private:
+  Index candidate() const { return 4 * hidden_ * hidden_; }  // where U begins
+  Index matrices() const { return 6 * hidden_ * hidden_; }
+  Payload reset_of(const Payload& input, const Payload& zr) const {
+    Payload reset = input;
+    for (Index k = 0; k < hidden_; ++k) reset[k] *= zr[hidden_ + k];
+    return reset;
+  }
+
+  Index hidden_;
+};
+
 }  // namespace
 
 std::unique_ptr<Layer> make_linear(int inputs, int outputs, bool tanh) {
@@ -201,5 +269,7 @@ std::unique_ptr<Layer> make_linear(int inputs, int outputs, bool tanh) {
 std::unique_ptr<Layer> make_embedding(int tokens, int size) { return std::make_unique<Embedding>(tokens, size); }
 std::unique_ptr<Layer> make_tree_leaf(int inputs, int hidden) { return std::make_unique<TreeCell>(inputs, hidden, 0); }
 std::unique_ptr<Layer> make_tree_cell(int hidden) { return std::make_unique<TreeCell>(0, hidden, 2); }
+
+std::unique_ptr<Layer> make_gru(int hidden) { return std::make_unique<Gru>(hidden); }
 
 }  // namespace trireme::dataflow

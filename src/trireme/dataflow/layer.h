@@ -34,5 +34,7 @@ std::unique_ptr<Layer> make_embedding(int tokens, int size);
 /// c).
 std::unique_ptr<Layer> make_tree_leaf(int inputs, int hidden);
 std::unique_ptr<Layer> make_tree_cell(int hidden);
+/// A gated recurrent unit (Cho et al. 2014): the state h and what came in, one behind the other, to the next state.
+std::unique_ptr<Layer> make_gru(int hidden);
 
 }  // namespace trireme::dataflow

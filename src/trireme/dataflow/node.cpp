@@ -15,6 +15,16 @@ Payload joined(const std::map<int, Payload>& parts) {
   return all;
 }
 
+/// Likewise, added up.
+Payload summed(const std::map<int, Payload>& parts) {
+  Payload sum = parts.begin()->second;
+  for (auto part = std::next(parts.begin()); part != parts.end(); ++part) {
+    TRIREME_CHECK(part->second.size() == sum.size(), "a sum of {} and of {} numbers", sum.size(), part->second.size());
+    for (std::size_t i = 0; i < sum.size(); ++i) sum[i] += part->second[i];
+  }
+  return sum;
+}
+
 Payload piece(const Payload& whole, std::size_t at, std::size_t size) {
   TRIREME_CHECK(at + size <= whole.size(), "a piece of {} numbers from {} on of {}", size, at, whole.size());
   const auto begin = whole.begin() + static_cast<std::ptrdiff_t>(at);
@@ -154,10 +164,7 @@ void Broadcast::backward(int output, const State& state, Payload gradient, Outbo
   auto& parts = waiting_[state];
   parts.emplace(output, std::move(gradient));
   if (static_cast<int>(parts.size()) < outputs_) return;
-  Payload sum = parts.begin()->second;
-  for (auto it = std::next(parts.begin()); it != parts.end(); ++it) {
-    for (std::size_t i = 0; i < sum.size(); ++i) sum[i] += it->second[i];
-  }
+  Payload sum = summed(parts);
   waiting_.erase(state);
   out.backward(0, state, std::move(sum));
 }
@@ -203,6 +210,38 @@ void Ungroup::backward(int, const State& state, Payload gradient, Outbox& out) {
   Payload all = joined(parts);
   waiting_.erase(group);
   out.backward(0, group, std::move(all));
+}
+
+void Spread::forward(int, const State& state, Payload payload, Outbox& out) {
+  const int members = grouping_.size_of(state);
+  if (members == 0) return out.backward(0, state, Payload(payload.size(), 0.0));
+  keep(waiting_, state, {}, "a spread");
+  for (int place = 0; place < members; ++place) out.forward(0, grouping_.member_at(state, place), payload);
+}
+void Spread::backward(int, const State& state, Payload gradient, Outbox& out) {
+  const State group = grouping_.group_of(state);
+  auto& parts = waiting_.at(group);
+  parts.emplace(grouping_.place_of(state), std::move(gradient));
+  if (static_cast<int>(parts.size()) < grouping_.size_of(group)) return;
+  Payload sum = summed(parts);
+  waiting_.erase(group);
+  out.backward(0, group, std::move(sum));
+}
+
+void Aggregate::forward(int, const State& state, Payload payload, Outbox& out) {
+  const State group = grouping_.group_of(state);
+  auto& parts = waiting_[group];
+  const int place = grouping_.place_of(state);
+  TRIREME_CHECK(parts.emplace(place, std::move(payload)).second, "a sum got place {} of instance {} twice", place,
+                state.instance);
+  if (static_cast<int>(parts.size()) < grouping_.size_of(group)) return;
+  Payload sum = summed(parts);
+  waiting_.erase(group);
+  out.forward(0, group, std::move(sum));
+}
+void Aggregate::backward(int, const State& state, Payload gradient, Outbox& out) {
+  for (int place = 0; place < grouping_.size_of(state); ++place)
+    out.backward(0, grouping_.member_at(state, place), gradient);
 }
 
 void Flatmap::forward(int, const State& state, Payload payload, Outbox& out) {

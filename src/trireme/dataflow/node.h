@@ -208,6 +208,31 @@ class Ungroup final : public Node {
   std::map<State, std::map<int, Payload>> waiting_;  // gradients, by group and place
 };
 
+/// The same payload to each member of a group: what a vertex sends along its edges. Gradients add up in the order of
+/// places; of a group without members it is zero.
+class Spread final : public Node {
+ public:
+  explicit Spread(Grouping grouping) : grouping_(std::move(grouping)) {}
+  void forward(int input, const State& state, Payload payload, Outbox& out) override;
+  void backward(int output, const State& state, Payload gradient, Outbox& out) override;
+
+ private:
+  Grouping grouping_;
+  std::map<State, std::map<int, Payload>> waiting_;  // gradients, by group and place
+};
+
+/// The inverse: the sum over the members of a group, in the order of places. A group has at least one.
+class Aggregate final : public Node {
+ public:
+  explicit Aggregate(Grouping grouping) : grouping_(std::move(grouping)) {}
+  void forward(int input, const State& state, Payload payload, Outbox& out) override;
+  void backward(int output, const State& state, Payload gradient, Outbox& out) override;
+
+ private:
+  Grouping grouping_;
+  std::map<State, std::map<int, Payload>> waiting_;
+};
+
 /// Messages made from one; the way back when all have come back. What it makes does not depend on numbers of the
 /// payload, so that has gradient zero.
 class Flatmap final : public Node {

@@ -1,9 +1,10 @@
-// dataflow/tasks.h -- two tasks whose instances have no common shape, and the graphs that learn them.
+// dataflow/tasks.h -- tasks whose instances have no common shape, and the graphs that learn them.
 //
 // List reduction (AMPNet, section 6): an operation and up to ten digits, of which the network says the result; a
 // recurrent cell in a loop of Phi, Isu and Cond. Sentiment of trees: random binary trees of words that are good, bad,
-// plain, or turn the meaning of what stands beside them; a tree LSTM whose children meet in a Group. Both are made from
-// a seed.
+// plain, or turn the meaning of what stands beside them; a tree LSTM whose children meet in a Group. Deduction, after
+// bAbI 15 (Weston et al. 2015): who is what, what fears what, and the question what somebody fears; a gated graph
+// sequence network (Li et al. 2016). All are made from a seed.
 // Depends on: graph, run.
 #pragma once
 
@@ -38,6 +39,22 @@ struct Tree {
 std::vector<Tree> make_trees(int count, std::uint64_t seed, int most_leaves = 8);
 inline constexpr int kTreeWords = 20, kTreeClasses = 3;
 
+/// Facts as a graph: an edge for each, and one of another type for its inverse. The answer is a vertex.
+struct Deduction {
+  struct Edge {
+    int from = 0, to = 0, type = 0;
+  };
+  int vertices = 0;
+  std::vector<Edge> edges;
+  int asked = 0, label = 0;
+};
+/// Four names, each of one of four kinds, and each kind fears another one; numbers of vertices are drawn anew each
+/// time.
+std::vector<Deduction> make_deductions(int count, std::uint64_t seed);
+inline constexpr int kEdgeTypes = 4, kDeductionVertices = 8;
+/// Rounds in which vertices hear from their neighbours.
+inline constexpr int kDeductionRounds = 3;
+
 struct ModelOptions {
   int hidden = 16;
   /// Of each cell: a Cond sends an instance to one of them, a Phi joins their ways. Each has a worker of its own and
@@ -55,18 +72,24 @@ struct Task {
   Loss* loss = nullptr;
   std::vector<Sequence> sequences;                ///< what nodes read, by instance
   std::vector<Tree> trees;                        ///< likewise; instances of trees come after those of sequences
+  std::vector<Deduction> deductions;              ///< likewise; never beside the others
   std::vector<std::vector<Transform*>> replicas;  ///< of each cell, where there are several
 
   Task() = default;
+  virtual ~Task() = default;
   Task(const Task&) = delete;  // nodes hold references to the data
   Task& operator=(const Task&) = delete;
-  std::size_t instances() const { return sequences.size() + trees.size(); }
+  std::size_t instances() const { return sequences.size() + trees.size() + deductions.size(); }
 };
 std::unique_ptr<Task> make_list_task(std::vector<Sequence> data, const ModelOptions& options);
 std::unique_ptr<Task> make_tree_task(std::vector<Tree> data, const ModelOptions& options);
 /// Both in one graph: a Cond sends each instance its way, and one embedding serves both.
 std::unique_ptr<Task> make_mixed_task(std::vector<Sequence> sequences, std::vector<Tree> trees,
                                       const ModelOptions& options);
+
+/// Vertices send to their neighbours through a matrix for each type of edge, sums meet each vertex's state in a gated
+/// recurrent unit, and after some rounds a score of each vertex says which one is the answer. Cells have no replicas.
+std::unique_ptr<Task> make_deduction_task(std::vector<Deduction> data, const ModelOptions& options);
 
 struct Scores {
   double loss = 0, accuracy = 0;

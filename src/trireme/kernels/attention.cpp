@@ -177,6 +177,16 @@ Cut cut(const AttentionProblem& problem, std::int64_t tasks_wanted, std::int64_t
   return {units, std::max<std::int64_t>(1, parts), problem.key_heads};
 }
 
+/// Units of a span of the backward pass, at least: work enough to pay for packing the keys again and for sums of its
+/// own. Of block-sparse attention a unit has fewer tiles, and a span more units.
+std::int64_t least_units_of_backward(const AttentionProblem& problem) {
+  constexpr std::int64_t kLeast = 8;
+  if (problem.tile_begin == nullptr) return kLeast;
+  const std::int64_t units = problem.heads * at::divup(problem.queries, kAttentionQueryBlock);
+  const std::int64_t dense = units * at::divup(problem.keys, kAttentionKeyBlock) / 2;  // under a causal mask
+  return at::divup(kLeast * dense, std::max<std::int64_t>(1, std::min(dense, problem.tile_begin[units])));
+}
+
 }  // namespace
 
 std::uint32_t dropout_threshold(double p) {
@@ -234,9 +244,9 @@ void attention_backward(at::Tensor& dq, at::Tensor& dk, at::Tensor& dv, const at
   const Prepared prepared({q, k, v, out, lse, &dout, &dq, &dk, &dv}, options);
   const AttentionProblem& problem = prepared.problem;
   const AttentionBody& body = body_for(attention_type(q));
-  // The order of additions follows the cut, which therefore follows the shapes alone: parts only where heads are few
-  // and each part has work enough to pay for packing the keys again and for sums of its own.
-  const Cut spans = cut(problem, 16, 8);
+  // The order of additions follows the cut, which therefore follows shapes and lists of blocks alone: parts only where
+  // heads are few.
+  const Cut spans = cut(problem, 16, least_units_of_backward(problem));
   const std::int64_t pairs = problem.batch * problem.key_heads;
   const std::size_t bytes = body.backward_scratch(problem), sums_bytes = body.sums_bytes(problem);
   if (spans.parts == 1) {

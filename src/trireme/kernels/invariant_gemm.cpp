@@ -18,7 +18,7 @@ constexpr std::int64_t kColumnsAtOnce = 4;
 constexpr std::int64_t kMultipliesWorthAThread = 65536;
 
 struct Multiplied {
-  at::Tensor x;  ///< in the type of the sums
+  at::Tensor x;  ///< as the loop wants it
   Element element = Element::kFloat;
   InvariantGemmLoop loop = {};
   std::int64_t columns = 0;
@@ -36,19 +36,42 @@ Multiplied prepare(const Arguments& arguments, at::Tensor& out, const at::Tensor
   if (bias.defined() && (bias.numel() != n || !bias.is_contiguous() || arguments.element(bias, "bias") != in.element)) {
     arguments.refuse(fmt::format("{} must be {} numbers of x's type", describe(bias, "bias"), n));
   }
-  Multiplied out_call{
-      .x = x.to(in.element == Element::kDouble ? at::kDouble : at::kFloat), .element = in.element, .columns = n};
-  out_call.loop = {.x = out_call.x.const_data_ptr(),
+  Multiplied out_call{.element = in.element, .columns = n};
+  out_call.loop = {.x = nullptr,
                    .weight = nullptr,
                    .bias = bias.defined() ? bias.const_data_ptr() : nullptr,
                    .out = to.data,
-                   .x_stride = out_call.x.stride(0),
+                   .x_stride = 0,
                    .weight_stride = 0,
                    .out_stride = to.stride,
                    .m = in.rows,
                    .k = k,
                    .scratch = gemm_scratch};
   return out_call;
+}
+
+void give_x(Multiplied& call, at::Tensor x) {
+  call.x = std::move(x);
+  call.loop.x = call.x.const_data_ptr();
+  call.loop.x_stride = call.x.stride(0);
+}
+/// In the type of the sums.
+void give_sums_x(Multiplied& call, const at::Tensor& x) {
+  give_x(call, x.to(call.element == Element::kDouble ? at::kDouble : at::kFloat));
+}
+
+/// As the loop wants it whose table says so.
+void give_x(Multiplied& call, const at::Tensor& x, bool as_it_is) { as_it_is ? give_x(call, x) : give_sums_x(call, x); }
+
+/// x [m, k], of each chunk the first number of every `places`, then the second ...
+at::Tensor arranged(const at::Tensor& x, const InvariantGemmTable::Arrangement& how) {
+  const at::Tensor places =
+      x.contiguous().view({x.size(0), x.size(1) / how.chunk, how.chunk / how.places, how.places}).transpose(2, 3);
+  return (how.takes_element ? places : places.to(at::kFloat)).contiguous().view({x.size(0), x.size(1)});
+}
+bool takes_arranged(const InvariantGemmTable::Arrangement& how, const QuantisedWeight& weight) {
+  return weight.format == WeightFormat::kInt4 && how.chunk > 0 && weight.columns % how.chunk == 0 &&
+         (weight.group % how.chunk == 0 || (how.chunk % weight.group == 0 && weight.group % 8 == 0));
 }
 
 void run(const Multiplied& call, InvariantGemmFunction multiply) {
@@ -80,7 +103,9 @@ void invariant_gemm(at::Tensor& out, const at::Tensor& x, const at::Tensor& weig
   }
   call.loop.weight = of.data;
   call.loop.weight_stride = of.stride;
-  run(call, kCompiledInvariantGemm.pick().plain[static_cast<int>(call.element)]);
+  const InvariantGemmTable& table = kCompiledInvariantGemm.pick();
+  give_x(call, x, table.takes_element[static_cast<int>(call.element)]);
+  run(call, table.plain[static_cast<int>(call.element)]);
 }
 
 void invariant_gemm(at::Tensor& out, const at::Tensor& x, const QuantisedWeight& weight, const at::Tensor& bias) {
@@ -92,6 +117,14 @@ void invariant_gemm(at::Tensor& out, const at::Tensor& x, const QuantisedWeight&
   if (weight.zeros.defined()) call.loop.zeros = weight.zeros.const_data_ptr<float>();
   call.loop.group = weight.group;
   const InvariantGemmTable& table = kCompiledInvariantGemm.pick();
+  const bool int4 = weight.format == WeightFormat::kInt4;
+  const InvariantGemmTable::Arrangement& how = table.arrangement[static_cast<int>(call.element)];
+  call.loop.arranged = takes_arranged(how, weight);
+  if (call.loop.arranged) {
+    give_x(call, arranged(x, how));
+  } else {
+    give_x(call, x, !int4 && table.takes_element[static_cast<int>(call.element)]);
+  }
   const auto& functions = weight.format == WeightFormat::kInt8 ? table.int8 : table.int4;
   run(call, functions[static_cast<int>(call.element)]);
 }

@@ -24,11 +24,23 @@ void* paged_scratch(std::int64_t bytes) {
   return room.data();
 }
 
+void check_scales(const Arguments& arguments, const at::Tensor& codes, const char* name, const at::Tensor& scales) {
+  if (codes.scalar_type() == at::kByte && scales.defined() && scales.scalar_type() == at::kFloat && scales.dim() == 4 &&
+      scales.is_contiguous() && scales.sizes().slice(0, 3) == codes.sizes().slice(0, 3) && scales.size(3) > 0 &&
+      codes.size(3) % scales.size(3) == 0) {
+    return;
+  }
+  arguments.refuse(fmt::format(
+      "{} must be bytes, with contiguous float scales [blocks, block size, kv heads, parts] whose parts divide a head",
+      describe(codes, name)));
+}
+
 void check_tensors(const Arguments& arguments, const at::Tensor& out, const at::Tensor& q, const at::Tensor& keys,
-                   const at::Tensor& values) {
+                   const at::Tensor& values, const PagedAttention& options) {
   const Element element = arguments.element(q, "q");
+  const bool codes = options.key_scales.defined();
   for (const auto& [tensor, name] : {std::pair{&out, "out"}, std::pair{&keys, "keys"}, std::pair{&values, "values"}}) {
-    if (arguments.element(*tensor, name) == element) continue;
+    if ((codes && tensor != &out) || arguments.element(*tensor, name) == element) continue;
     arguments.refuse(fmt::format("{} and {} have different types", describe(q, "q"), describe(*tensor, name)));
   }
   if (arguments.on_gpu()) arguments.refuse("runs on the CPU, but the tensors are on a GPU", "use attention_forward");
@@ -48,6 +60,11 @@ void check_tensors(const Arguments& arguments, const at::Tensor& out, const at::
                     "those of {}",
                     describe(*tensor, name), describe(q, "q")));
   }
+  if (!codes) return;
+  check_scales(arguments, keys, "keys", options.key_scales);
+  check_scales(arguments, values, "values", options.value_scales);
+  if (options.key_scales.size(3) != options.value_scales.size(3))
+    arguments.refuse("has other numbers of scales for keys than for values");
 }
 
 /// What each query sees, after a look at every number that memory is read by.
@@ -104,9 +121,10 @@ void check_blocks(const Arguments& arguments, const at::Tensor& q, const at::Ten
 void paged_attention(at::Tensor& out, const at::Tensor& q, const at::Tensor& keys, const at::Tensor& values,
                      std::span<const PagedSequence> sequences, const PagedAttention& options) {
   const Arguments arguments("paged_attention");
-  check_tensors(arguments, out, q, keys, values);
+  check_tensors(arguments, out, q, keys, values, options);
   const auto queries = queries_of(arguments, q, keys, sequences, options.window);
   if (queries.empty() || q.size(2) == 0) return;
+  const bool codes = options.key_scales.defined();
   PagedAttentionLoop::Blocks blocks{};
   if (const BlockLists* lists = options.blocks; lists != nullptr) {
     check_blocks(arguments, q, keys, sequences, options);
@@ -116,6 +134,9 @@ void paged_attention(at::Tensor& out, const at::Tensor& q, const at::Tensor& key
                                 .q = q.const_data_ptr(),
                                 .keys = keys.const_data_ptr(),
                                 .values = values.const_data_ptr(),
+                                .key_scales = codes ? options.key_scales.const_data_ptr<float>() : nullptr,
+                                .value_scales = codes ? options.value_scales.const_data_ptr<float>() : nullptr,
+                                .parts = codes ? options.key_scales.size(3) : 0,
                                 .out = out.mutable_data_ptr(),
                                 .q_row = q.stride(0),
                                 .q_head = q.stride(1),
@@ -132,7 +153,8 @@ void paged_attention(at::Tensor& out, const at::Tensor& q, const at::Tensor& key
   for (const auto& query : queries) seen += query.end - query.begin;
   const auto tasks = static_cast<std::int64_t>(queries.size()) * loop.kv_heads;
   const std::int64_t work = std::max<std::int64_t>(1, 2 * seen * loop.heads * loop.head_dim / tasks);
-  const auto attend = kPagedAttention.pick().attend[static_cast<int>(arguments.element(q, "q"))];
+  const PagedAttentionTable& table = kPagedAttention.pick();
+  const auto attend = (codes ? table.attend_codes : table.attend)[static_cast<int>(arguments.element(q, "q"))];
   at::parallel_for(0, tasks, std::max<std::int64_t>(1, kWorthAThread / work),
                    [&](std::int64_t begin, std::int64_t end) { attend(loop, begin, end); });
 }

@@ -34,11 +34,14 @@ struct PagedAttention {
   /// rows as long as the longest sequence at least, in blocks that those of the cache divide. Null: all.
   const BlockLists* blocks = nullptr;
   std::int64_t first_layout_head = 0;  ///< what the lists call the first head of q
+  /// On the CPU: keys and values are FP8 codes, and these their scales (kv_codes.h), contiguous float [blocks, block
+  /// size, kv heads, parts]. Undefined: they are of q's type.
+  at::Tensor key_scales = {}, value_scales = {};
 };
 
 /// Causal. `q` and `out` are [tokens, heads, head size], any strides but a contiguous last dimension; rows of no
 /// sequence are left alone. `keys` and `values` are contiguous [blocks, block size, kv heads, head size], and hold the
-/// queries' own keys too. All of one type: float, double, bfloat16 or half; sums are kept in float (double).
+/// queries' own keys too. All of one type: float, double, bfloat16 or half; or codes. Sums are kept in float (double).
 void paged_attention(at::Tensor& out, const at::Tensor& q, const at::Tensor& keys, const at::Tensor& values,
                      std::span<const PagedSequence> sequences, const PagedAttention& options);
 

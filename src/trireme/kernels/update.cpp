@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cmath>
 #include <vector>
 
@@ -74,6 +75,14 @@ Common common(const Arguments& arguments, const UpdateTensors& tensors, bool nee
   c.loop.gradient_scale = tensors.gradient_scale;
   c.loop.zero_gradient = tensors.zero_gradient;
   c.loop.device_scalars = tensors.device_scalars;
+  return c;
+}
+
+/// Of updates other than AdamW's, whose weights may be bfloat16 where they are rounded stochastically.
+Common rounding_common(const Arguments& arguments, const UpdateTensors& tensors, bool needs_gradient = true) {
+  Common c = common(arguments, tensors, needs_gradient, tensors.rounding != 0);
+  if (tensors.rounding != 0 && arguments.on_gpu())
+    arguments.refuse("on a GPU bfloat16 weights are stochastically rounded by AdamW alone", "use float weights");
   return c;
 }
 
@@ -158,7 +167,7 @@ std::uint64_t rounding_from(std::uint64_t key, std::int64_t first) {
 
 void sgd_update(const UpdateTensors& tensors, at::Tensor& velocity, const Sgd& options) {
   const Arguments arguments("sgd_update");
-  Common c = common(arguments, tensors);
+  Common c = rounding_common(arguments, tensors);
   if (options.momentum != 0) {
     c.loop.first = stream(arguments, velocity, "velocity", c.count, Takes::kWideOrBfloat16, c.wide);
   } else if (options.nesterov) {
@@ -172,17 +181,21 @@ void sgd_update(const UpdateTensors& tensors, at::Tensor& velocity, const Sgd& o
                            .start = options.first};
   if (arguments.on_gpu()) return check_cuda(cuda().sgd(c.loop, numbers, c.count, cuda_stream()), "sgd_update");
   const auto loop = loops(c.wide).sgd;
-  each_block(c.count, [&](std::int64_t, std::int64_t begin, std::int64_t end) { loop(c.loop, numbers, begin, end); });
+  each_block(c.count, [&](std::int64_t, std::int64_t begin, std::int64_t end) {
+    loop(c.loop, numbers, tensors.rounding, begin, end);
+  });
 }
 
 void adagrad_update(const UpdateTensors& tensors, at::Tensor& sum, const Adagrad& options) {
   const Arguments arguments("adagrad_update");
-  Common c = common(arguments, tensors);
+  Common c = rounding_common(arguments, tensors);
   c.loop.second = stream(arguments, sum, "sum", c.count, Takes::kWide, c.wide);
   const AdagradNumbers numbers{options.learning_rate, options.weight_decay, options.epsilon};
   if (arguments.on_gpu()) return check_cuda(cuda().adagrad(c.loop, numbers, c.count, cuda_stream()), "adagrad_update");
   const auto loop = loops(c.wide).adagrad;
-  each_block(c.count, [&](std::int64_t, std::int64_t begin, std::int64_t end) { loop(c.loop, numbers, begin, end); });
+  each_block(c.count, [&](std::int64_t, std::int64_t begin, std::int64_t end) {
+    loop(c.loop, numbers, tensors.rounding, begin, end);
+  });
 }
 
 void adamw_update(const UpdateTensors& tensors, at::Tensor& m, at::Tensor& v, const AdamW& options) {
@@ -215,7 +228,7 @@ NormPair lamb_direction(const UpdateTensors& tensors, at::Tensor& m, at::Tensor&
                         const AdamW& options) {
   const Arguments arguments("lamb_direction");
   check_step(arguments, options);
-  Common c = common(arguments, tensors);
+  Common c = rounding_common(arguments, tensors);
   c.loop.first = stream(arguments, m, "m", c.count, Takes::kWideOrBfloat16, c.wide);
   c.loop.second = stream(arguments, v, "v", c.count, Takes::kWide, c.wide);
   c.loop.update = stream(arguments, update, "update", c.count, Takes::kWide, c.wide);
@@ -248,16 +261,33 @@ double lamb_ratio(const NormPair& norms, double low, double high) {
 
 void apply_direction(const UpdateTensors& tensors, const at::Tensor& update, double rate) {
   const Arguments arguments("apply_direction");
-  Common c = common(arguments, tensors, /*needs_gradient=*/false);
+  Common c = rounding_common(arguments, tensors, /*needs_gradient=*/false);
   c.loop.update = stream(arguments, update, "update", c.count, Takes::kWide, c.wide);
   if (arguments.on_gpu()) return check_cuda(cuda().apply(c.loop, rate, c.count, cuda_stream()), "apply_direction");
   const auto loop = loops(c.wide).apply;
-  each_block(c.count, [&](std::int64_t, std::int64_t begin, std::int64_t end) { loop(c.loop, rate, begin, end); });
+  each_block(c.count, [&](std::int64_t, std::int64_t begin, std::int64_t end) {
+    loop(c.loop, rate, tensors.rounding, begin, end);
+  });
+}
+
+void store_rounded(at::Tensor& weight, const at::Tensor& wide, std::uint64_t rounding) {
+  const Arguments arguments("store_rounded");
+  if (arguments.element(weight, "weight") != Element::kBfloat16 || !weight.is_contiguous() || !weight.is_cpu())
+    arguments.refuse(fmt::format("{} must be contiguous bfloat16 on the CPU", describe(weight, "weight")));
+  const Stream from = stream(arguments, wide, "wide", weight.numel(), Takes::kWide, Element::kFloat);
+  auto* to = static_cast<std::uint16_t*>(weight.mutable_data_ptr());
+  each_block(weight.numel(), [&](std::int64_t, std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; ++i) {
+      const std::uint64_t chance = rounding_bits(rounding, static_cast<std::uint64_t>(i)) >> kWeightChance;
+      const auto bits = std::bit_cast<std::uint32_t>(static_cast<const float*>(from.data)[i]);
+      to[i] = static_cast<std::uint16_t>(rounded_bits(bits, static_cast<std::uint32_t>(chance)) >> 16);
+    }
+  });
 }
 
 NormPair lars_norms(const UpdateTensors& tensors) {
   const Arguments arguments("lars_norms");
-  const Common c = common(arguments, tensors);
+  const Common c = rounding_common(arguments, tensors);
   if (arguments.on_gpu()) {
     const std::array<CudaSquares, 2> both{CudaSquares{c.loop.weight, c.count}, CudaSquares{c.loop.gradient, c.count}};
     const std::vector<double> sums = gpu_squares(both, tensors.weight);
@@ -276,13 +306,15 @@ double lars_ratio(const NormPair& norms, const Lars& options) {
 
 void lars_update(const UpdateTensors& tensors, at::Tensor& velocity, double ratio, const Lars& options) {
   const Arguments arguments("lars_update");
-  Common c = common(arguments, tensors);
+  Common c = rounding_common(arguments, tensors);
   c.loop.first = stream(arguments, velocity, "velocity", c.count, Takes::kWideOrBfloat16, c.wide);
   const LarsNumbers numbers{
       .rate = options.learning_rate * ratio, .decay = options.weight_decay, .momentum = options.momentum};
   if (arguments.on_gpu()) return check_cuda(cuda().lars(c.loop, numbers, c.count, cuda_stream()), "lars_update");
   const auto loop = loops(c.wide).lars;
-  each_block(c.count, [&](std::int64_t, std::int64_t begin, std::int64_t end) { loop(c.loop, numbers, begin, end); });
+  each_block(c.count, [&](std::int64_t, std::int64_t begin, std::int64_t end) {
+    loop(c.loop, numbers, tensors.rounding, begin, end);
+  });
 }
 
 double sum_of_squares(const at::Tensor& tensor) {

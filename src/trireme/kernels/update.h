@@ -3,10 +3,11 @@
 // All tensors of a call are contiguous and hold the same elements. Weights and everything kept for them are float
 // (double for tests, then all of them). `gradient` may also be bfloat16 or half; first moments and velocities may be
 // bfloat16. Second moments may not: at beta2 = 0.999 a step changes them by less than bfloat16 can tell apart, and they
-// would never fall again; nor may weights, beside whose last bit an update is nothing. AdamW takes both as bfloat16
-// where `rounding` is given: they are then rounded up or down stochastically, and right in the mean (Gupta et al.
-// 2015). Where `low` is defined (bfloat16 or half) it receives the new weight rounded, in the same pass: the copy that
-// layers compute with. Sums over a tensor have a fixed order, whatever the number of threads.
+// would never fall again; nor may weights, beside whose last bit an update is nothing. Where `rounding` is given, all
+// updates take bfloat16 weights, AdamW second moments too: they are then rounded up or down stochastically, and right
+// in the mean (Gupta et al. 2015); on GPUs AdamW alone does. Where `low` is defined (bfloat16 or half) it receives the
+// new weight rounded, in the same pass: the copy that layers compute with. Sums over a tensor have a fixed order,
+// whatever the number of threads.
 // Depends on: base.
 #pragma once
 
@@ -27,6 +28,8 @@ struct UpdateTensors {
   at::Tensor& low;
   double gradient_scale = 1;
   bool zero_gradient = false;  ///< leave zeros in `gradient` after reading it: spares a pass
+  /// Not 0: a bfloat16 weight is stochastically rounded, as AdamW::rounding says of its own.
+  std::uint64_t rounding = 0;
   const void* device_scalars =
       nullptr;  ///< on a GPU: what changes from step to step, in its memory (device_scalars.h); null: as given
 };
@@ -84,6 +87,9 @@ NormPair lamb_direction(const UpdateTensors& tensors, at::Tensor& m, at::Tensor&
 double lamb_ratio(const NormPair& norms, double low = 0, double high = std::numeric_limits<double>::infinity());
 /// Second pass: weight -= rate * update, with rate = learning rate * ratio. The gradient may be undefined.
 void apply_direction(const UpdateTensors& tensors, const at::Tensor& update, double rate);
+
+/// weight = wide, float numbers stochastically rounded to bfloat16: for updates that are several passes. CPU only.
+void store_rounded(at::Tensor& weight, const at::Tensor& wide, std::uint64_t rounding);
 
 /// LARS (You et al. 2017), first pass: norms of the weight and of the scaled gradient.
 NormPair lars_norms(const UpdateTensors& tensors);

@@ -1,6 +1,7 @@
 #include "trireme/launch/host_discovery.h"
 
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <unistd.h>
 
 #include <array>
@@ -31,6 +32,12 @@ void HostDiscovery::drain() {
 }
 
 void HostDiscovery::complain(const std::string& why) {
+  if (!succeeded_) {
+    throw ConfigError(fmt::format("host discovery: {}, and no hosts are known yet", why),
+                      fmt::format("run it by hand: sh -c '{}'; it prints a line for each host, HOST or HOST:RANKS, and "
+                                  "ends with status 0",
+                                  script_));
+  }
   if (!complained_) log_warn("host discovery: {}; the hosts known before stay", why);
   complained_ = true;
 }
@@ -63,6 +70,7 @@ std::optional<std::vector<Host>> HostDiscovery::look(Time now) {
     try {
       auto hosts = parse_discovery(printed_);
       complained_ = false;
+      succeeded_ = true;
       return hosts;
     } catch (const ConfigError& error) {
       complain(error.what());

@@ -24,8 +24,9 @@ class HostDiscovery {
                 std::chrono::milliseconds patience = std::chrono::seconds(30))
       : script_(std::move(script)), interval_(interval), patience_(patience) {}
 
-  /// Often. What the script printed, once each time it has ended well; a run that failed is told in the log, once until
-  /// one succeeds, and the hosts known before stay.
+  /// Often. What the script printed, once each time it has ended well. Its first failure, before it has named any host,
+  /// is a ConfigError, as with elastic Horovod; a later one is told in the log, once until one succeeds, and the hosts
+  /// known before stay.
   std::optional<std::vector<Host>> look(Time now);
 
  private:
@@ -37,7 +38,7 @@ class HostDiscovery {
   std::unique_ptr<ChildProcess> child_;
   std::string printed_;
   Time begun_{}, next_{};
-  bool complained_ = false;
+  bool complained_ = false, succeeded_ = false;
 };
 
 }  // namespace trireme::launch

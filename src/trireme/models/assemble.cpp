@@ -41,7 +41,8 @@ Assembly::Assembly(nn::Params& params, nn::moe::Balance& balance, const spec::Mo
       recompute_core_(options.recompute.kind == nn::RecomputeKind::kSelective),
       recompute_norms_(options.recompute_norms),
       save_mlp_activations_(options.save_mlp_activations),
-      deterministic_(options.deterministic_attention) {
+      deterministic_(options.deterministic_attention),
+      slices_experts_(options.slice_experts && parallel.tensor_ranks() > 1) {
   if (shape.experts.used()) balance_.follow(rebalance_policy(shape.experts, parallel));
   if (shape.position_kind == spec::PositionKind::kRotary) {
     rotary_ = std::make_shared<nn::RotaryTable>(
@@ -209,7 +210,8 @@ std::shared_ptr<nn::RelativeBias> Assembly::relative_bias(BlockKind kind) {
   if (parallel_.tensor_ranks() > 1)  // each rank has its heads
     placing.split_blocks(1, nn::kTensorAxis, std::array{layout::Block{shape_.num_heads, shape_.num_heads}});
   nn::Param& table = params_.add(placing.placement(), {Init::Kind::kNormal, shape_.init_std}, /*decay=*/false);
-  found = std::make_shared<nn::RelativeBias>(buckets, table);
+  found = std::make_shared<nn::RelativeBias>(buckets, table,
+                                             parallel_.tensor_rank() * (shape_.num_heads / parallel_.tensor_ranks()));
   return found;
 }
 

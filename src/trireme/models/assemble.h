@@ -78,7 +78,9 @@ class Assembly {
   nn::Branch mlp(const std::string& name);
   // assemble_experts.cpp
   nn::Branch experts(const std::string& name, nn::Stream stream);
-  nn::Param& expert_weight(const std::string& name, layout::Shape shape, nn::Init init);
+  /// `inner`: blocks of the activations along `inner_dimension`, sliced where experts are.
+  nn::Param& expert_weight(const std::string& name, layout::Shape shape, std::size_t inner_dimension,
+                           const std::vector<layout::Block>& inner, nn::Init init);
   nn::moe::SharedExperts shared_experts(const std::string& name);
   nn::moe::ExpertLoads& expert_loads(const std::string& name, nn::moe::Router::BiasKind bias);
   nn::AttentionShape attention_shape(const std::string& name) const;
@@ -94,7 +96,7 @@ class Assembly {
   nn::moe::Balance& balance_;
   const spec::ModelShape& shape_;
   const nn::ParallelContext& parallel_;
-  bool recompute_core_, recompute_norms_, save_mlp_activations_, deterministic_;
+  bool recompute_core_, recompute_norms_, save_mlp_activations_, deterministic_, slices_experts_;
   std::shared_ptr<nn::RotaryTable> rotary_;  // of all layers
   std::shared_ptr<nn::SparseLayouts> sparse_;
   std::shared_ptr<nn::RelativeBias> encoder_bias_, decoder_bias_;

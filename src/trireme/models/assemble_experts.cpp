@@ -10,14 +10,34 @@ namespace {
 using nn::Init;
 using nn::moe::Router;
 
+/// The pieces of all experts one below the other become those of each expert: a rank's memory is [experts, rows, ..].
+layout::Placement expert_by_expert(layout::Placement placement) {
+  const std::vector<layout::Piece> blocks = std::move(placement.pieces);
+  placement.pieces.clear();
+  const layout::Box& first = blocks.front().box;
+  for (layout::Index expert = first.begin[0]; expert < first.end[0]; ++expert) {
+    for (layout::Piece piece : blocks) {
+      piece.box.begin[0] = expert;
+      piece.box.end[0] = expert + 1;
+      placement.pieces.push_back(std::move(piece));
+    }
+  }
+  return placement;
+}
+
 }  // namespace
 
 /// Experts are one parameter, sharded along its first dimension over the expert-parallel ranks. Tensor-parallel ranks
 /// have copies: without sequence parallelism of the same tokens, and then of equal gradients, unless they slice them.
-nn::Param& Assembly::expert_weight(const std::string& name, layout::Shape shape, Init init) {
+/// In inference they may have a slice of each expert.
+nn::Param& Assembly::expert_weight(const std::string& name, layout::Shape shape, std::size_t inner_dimension,
+                                   const std::vector<layout::Block>& inner, Init init) {
   layout::Placing placing = parallel_.placing(name, std::move(shape));
   for (const std::string& axis : parallel_.expert_axes) placing.split(0, axis);
-  nn::Param& param = params_.add(placing.placement(), init, /*decay=*/true);
+  if (slices_experts_) placing.split_blocks(inner_dimension, nn::kTensorAxis, inner);
+  layout::Placement placement = placing.placement();
+  if (placement.pieces.size() > 1) placement = expert_by_expert(std::move(placement));
+  nn::Param& param = params_.add(std::move(placement), init, /*decay=*/true);
   if (!shape_.experts.slice_over_tp) param.equal_axes = parallel_.equal_grad_axes();
   return param;
 }
@@ -75,8 +95,12 @@ nn::Branch Assembly::experts(const std::string& name, nn::Stream stream) {
     thresholds->equal_axes = parallel_.sample_axes();
   }
   nn::moe::ExpertLoads& loads = expert_loads(name, router->bias_kind());
-  nn::Param& in = expert_weight(name + ".experts.in.weight", {count, into, width}, matrix_init(width, into, false));
-  nn::Param& out = expert_weight(name + ".experts.out.weight", {count, width, inner}, matrix_init(inner, width, true));
+  const layout::Block block{.size = inner};
+  const std::vector<layout::Block> blocks(shape_.gated ? 2 : 1, block);
+  nn::Param& in =
+      expert_weight(name + ".experts.in.weight", {count, into, width}, 1, blocks, matrix_init(width, into, false));
+  nn::Param& out =
+      expert_weight(name + ".experts.out.weight", {count, width, inner}, 2, {block}, matrix_init(inner, width, true));
   nn::moe::SharedExperts shared = shared_experts(name + ".shared");
   std::unique_ptr<nn::moe::RowExchange> exchange = std::make_unique<nn::moe::LocalExchange>();
   std::int64_t first = 0;
@@ -97,6 +121,7 @@ nn::Branch Assembly::experts(const std::string& name, nn::Stream stream) {
                                                                     .experts = nn::moe::Experts(of_experts, in, out),
                                                                     .shared = std::move(shared),
                                                                     .exchange = std::move(exchange),
+                                                                    .sliced = slices_experts_,
                                                                     .stream = stream},
                                                   parallel_);
   return {.norm = normed, .body = std::move(body), .dropout = dropout(name)};

@@ -56,6 +56,9 @@ struct BuildOptions {
   bool deterministic_attention = false;  ///< GPU: backward adds up in a fixed order
   bool recompute_norms = false;          ///< what norms give is recomputed in backward, not kept
   bool save_mlp_activations = false;     ///< what MLPs' activations gave is saved for backward, not recomputed
+  /// Inference: tensor-parallel ranks have a slice of each expert's matrices, as of an MLP's, and not copies (DeepSpeed
+  /// Inference's expert slicing). There is no backward.
+  bool slice_experts = false;
   /// Where given, only these entries of the chain and their parameters: a pipeline stage's. The names are those of the
   /// whole chain; a ConfigError for any other.
   std::optional<std::vector<std::string>> only = std::nullopt;

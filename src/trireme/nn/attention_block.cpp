@@ -9,6 +9,7 @@
 
 #include "trireme/kernels/attention.h"
 #include "trireme/kernels/attention_cuda.h"
+#include "trireme/nn/relative_bias.h"
 
 namespace trireme::nn {
 namespace {
@@ -69,6 +70,7 @@ BlockPlace place_in_rows(const Sequence& sequence, const TokenRange& queries, co
 
 CoreResult forward_block(const AttentionShape& shape, const BlockPlace& place, const Context& context,
                          const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
+  if (shape.relative) return shape.relative->forward(shape, place, context, q, k, v);
   const Options options(shape, place, context, q.size(1));
   if (v.size(3) != q.size(3)) {
     kernels::AttentionResult result;
@@ -83,6 +85,7 @@ CoreResult forward_block(const AttentionShape& shape, const BlockPlace& place, c
 void backward_block(const AttentionShape& shape, const BlockPlace& place, const Context& context,
                     CoreGradients& gradients, const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k,
                     const at::Tensor& v, const CoreResult& result) {
+  if (shape.relative) return shape.relative->backward(shape, place, context, gradients, dout, q, k, v, result);
   const Options options(shape, place, context, q.size(1));
   const std::int64_t size = q.size(3);
   if (v.size(3) == size) {

@@ -15,8 +15,8 @@ BlockPlace whole_rows_of(const Sequence& sequence) {
 AttentionCore::AttentionCore(AttentionShape shape, std::unique_ptr<ContextCore> context)
     : shape_(std::move(shape)), context_(std::move(context)) {
   if (!shape_.relative) return;
-  TRIREME_CHECK(!context_ && !shape_.sparse && shape_.window == 0 && shape_.dropout == 0,
-                "{}: relative biases are of whole rows, all keys and no dropout", shape_.name);
+  TRIREME_CHECK(!shape_.sparse && shape_.window == 0 && shape_.dropout == 0,
+                "{}: relative biases are of all keys, without dropout", shape_.name);
   shape_.relative->count_use();
 }
 
@@ -63,21 +63,20 @@ CoreOutput AttentionCore::forward(Context& context, const at::Tensor& q, const a
                                   const at::Tensor& v) const {
   const Sequence& sequence = sequence_of(context, shape_.stream);
   if (context_) return context_->forward({shape_, sequence, context}, q, k, v);
-  auto [out, lse] = shape_.relative ? shape_.relative->forward(shape_, sequence, context, q, k, v)
-                                    : forward_block(shape_, whole_rows_of(sequence), context, q, k, v);
+  auto [out, lse] = forward_block(shape_, whole_rows_of(sequence), context, q, k, v);
   return {out, {q, k, v, out, std::move(lse)}};
 }
 
 void AttentionCore::backward(Context& context, CoreGradients& gradients, const at::Tensor& dout,
                              const SavedCore& kept) const {
   const Sequence& sequence = sequence_of(context, shape_.stream);
-  if (context_) return context_->backward({shape_, sequence, context}, gradients, dout, kept);
-  if (shape_.relative) {
-    shape_.relative->backward(shape_, sequence, context, gradients, dout, kept.q, kept.k, kept.v, {kept.out, kept.lse});
-    return;
+  if (context_) {
+    context_->backward({shape_, sequence, context}, gradients, dout, kept);
+  } else {
+    backward_block(shape_, whole_rows_of(sequence), context, gradients, dout, kept.q, kept.k, kept.v,
+                   {kept.out, kept.lse});
   }
-  backward_block(shape_, whole_rows_of(sequence), context, gradients, dout, kept.q, kept.k, kept.v,
-                 {kept.out, kept.lse});
+  if (shape_.relative) shape_.relative->added(context);
 }
 
 }  // namespace trireme::nn

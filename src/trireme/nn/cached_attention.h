@@ -26,8 +26,9 @@ at::Tensor attend_cached(const AttentionShape& shape, Context& context, const at
 /// A layer's part of the cache in one step, where a token's entry is key and value of all heads at once: latents.
 class LatentCache {
  public:
-  /// Writes the step's entries, [1, tokens, size]. The context is borrowed.
-  LatentCache(const AttentionShape& shape, Context& context, const at::Tensor& entries);
+  /// Writes the step's entries, [1, tokens, size]; in a cache of FP8 codes `scale_part` of their numbers share a scale.
+  /// The context is borrowed.
+  LatentCache(const AttentionShape& shape, Context& context, const at::Tensor& entries, std::int64_t scale_part);
   struct Entries {
     at::Tensor entries;      ///< [1, tokens, size], in order
     std::int64_t first = 0;  ///< position of the first
@@ -43,6 +44,7 @@ class LatentCache {
   Context& context_;
   const KvBatch::Group& group_;
   KvCache::Layer& layer_;
+  at::ScalarType type_;  // that the model computes in
 };
 
 }  // namespace trireme::nn

@@ -60,11 +60,25 @@ class PassStops {
   virtual void stop(Before next) = 0;
 };
 
+/// Who looks at gradients of parameters that several layers, or forward and backward, add to: embeddings, heads,
+/// relative positions.
+class GradientWatch {
+ public:
+  virtual ~GradientWatch() = default;
+  virtual void before(Param& param) = 0;  ///< this layer is about to add its part
+  virtual void after(Param& param) = 0;   ///< it has
+};
+
 /// What multi-token prediction reads, one slice of the last dimension for each depth: multi_token.h.
 struct MtpTokens {
   at::Tensor ids;      ///< int64 [batch, sequence, depths]; undefined: no multi-token prediction in this pass
   at::Tensor targets;  ///< as large, -100: no loss
   at::Tensor weights;  ///< float, as large; undefined: 1
+};
+
+/// Of a forward pass over two micro-batches that go back one by one: rows of the first, of both; none: 0.
+struct RowDivision {
+  std::int64_t first = 0, rows = 0;
 };
 
 struct Context {
@@ -98,8 +112,10 @@ struct Context {
   const KvBatch* kv_batch = nullptr;                  ///< inference over a KV cache: kv_cache.h
   WeightSource* weights = nullptr;                    ///< null: the current ones
   std::function<void(Param&)> on_gradient = nullptr;  ///< a layer has added its part to this gradient
+  GradientWatch* watch = nullptr;                     ///< null: nobody looks
   bool divided =
       false;  ///< backward goes in parts of a forward: every tensor saved has its rows in its first dimension
+  RowDivision division = {};             ///< where it is `divided` into, during that forward
   PassStops* stops = nullptr;            ///< null: the pass runs through
   Stash* stash = nullptr;                ///< where kept inputs wait for backward; null: on the device
   device::RankMemory* memory = nullptr;  ///< where activations are counted; null: nowhere
@@ -107,9 +123,15 @@ struct Context {
   int rank = 0;                          ///< whose events they are
   MtpTokens mtp;
 
-  const at::Tensor& value(const Param& param) { return weights ? weights->value(param) : param.value; }
+  const at::Tensor& value(const Param& param) const { return weights ? weights->value(param) : param.value; }
   void added(Param& param) {
     if (on_gradient && param.trainable) on_gradient(param);
+  }
+  void begin_adding(Param& param) const {
+    if (watch != nullptr && param.trainable) watch->before(param);
+  }
+  void end_adding(Param& param) const {
+    if (watch != nullptr && param.trainable) watch->after(param);
   }
 };
 

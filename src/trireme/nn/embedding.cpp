@@ -28,7 +28,9 @@ void check_range(const at::Tensor& numbers, std::int64_t end, const char* what, 
 
 void add_rows(Param& param, const at::Tensor& ids, const at::Tensor& rows, std::int64_t first_row, Context& context) {
   if (!param.trainable) return;
+  context.begin_adding(param);
   kernels::embedding_backward(gradient_to_add_to(param), ids.contiguous(), rows, first_row);
+  context.end_adding(param);
   context.added(param);
 }
 

@@ -94,6 +94,15 @@ Head::Head(Param& weight, Param* bias, HeadOptions options, const ParallelContex
 }
 
 at::Tensor Head::logits(const at::Tensor& rows, Context& context) const {
+  if (const kernels::QuantisedWeight* quantised = quantised_of(context, weight_)) {
+    context.flops += gemm_flops(rows.size(0), quantised->columns, quantised->rows);
+    return kernels::gemm({.a = rows,
+                          .b = *quantised,
+                          .transpose_b = true,
+                          .epilogue = {.bias = bias_ ? context.value(*bias_) : at::Tensor()},
+                          .batch_invariant = batch_invariant(context)})
+        .out;
+  }
   const at::Tensor& weight = context.value(weight_);
   context.flops += gemm_flops(rows.size(0), weight.size(1), weight.size(0));
   const kernels::SkinnyGemm few{.x = rows, .weight = weight, .bias = bias_ ? context.value(*bias_) : at::Tensor()};
@@ -199,6 +208,10 @@ at::Tensor Head::forward(at::Tensor x, Context& context, Tape* tape) {
   const std::int64_t row_bytes = weight.size(0) * x.element_size();
   const std::int64_t chunk = std::max<std::int64_t>(1, options_.chunk_bytes / row_bytes);
   Totals totals(weights);
+  if (tape) {
+    context.begin_adding(weight_);
+    if (bias_) context.begin_adding(*bias_);
+  }
   for (std::int64_t first = 0; first < rows.size(0); first += chunk) {
     const std::int64_t count = std::min(chunk, rows.size(0) - first);
     const auto part = [&](const at::Tensor& tensor) {
@@ -227,6 +240,8 @@ at::Tensor Head::forward(at::Tensor x, Context& context, Tape* tape) {
   }
   at::Tensor mean = totals.tell(context, options_, soft_weight, type);
   if (tape) {
+    context.end_adding(weight_);
+    if (bias_) context.end_adding(*bias_);
     dx = dx.view({batch, length, rows.size(1)});
     if (options_.input_scale != 1) dx.mul_(options_.input_scale);
     if (sequence) {

@@ -4,6 +4,7 @@
 #include <ATen/ops/full.h>
 
 #include <algorithm>
+#include <numeric>
 
 #include "trireme/base/error.h"
 #include "trireme/nn/param.h"
@@ -71,6 +72,24 @@ std::vector<KvCacheGroup> kv_cache_groups(const spec::ModelShape& shape, const K
     groups.push_back({.window = window, .num_blocks = blocks * size.sequences});
   }
   return groups;
+}
+
+std::int64_t latent_scale_part(std::int64_t kv_lora_rank, std::int64_t qk_rope_head_dim) {
+  return std::gcd(kv_lora_rank, qk_rope_head_dim);
+}
+
+std::int64_t kv_bytes_per_token(const spec::ModelShape& shape, std::int64_t bytes_per_element, KvCacheType type) {
+  const spec::Mla& mla = shape.mla;
+  const std::int64_t entry = mla.used() ? mla.kv_lora_rank + mla.qk_rope_head_dim : shape.head_dim;
+  const std::int64_t part = mla.used() ? latent_scale_part(mla.kv_lora_rank, mla.qk_rope_head_dim) : shape.head_dim;
+  const std::int64_t entries = mla.used() ? 1 : 2 * shape.num_kv_heads;
+  const bool codes = type == KvCacheType::kE4m3;
+  const std::int64_t bytes =
+      entries * (codes ? entry + entry / part * std::int64_t{sizeof(float)} : entry * bytes_per_element);
+  std::int64_t total = 0;
+  for (std::int64_t layer = 0; layer < shape.num_layers; ++layer)
+    total += spec::window_of(shape, layer) > 0 ? 0 : bytes;
+  return total;
 }
 
 const KvBatch::Group& KvBatch::group(std::int64_t window) const {

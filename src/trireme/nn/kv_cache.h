@@ -12,6 +12,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <array>
 #include <cstdint>
 #include <map>
 #include <span>
@@ -24,15 +25,33 @@
 
 namespace trireme::nn {
 
+/// What keys and values are kept as.
+enum class KvCacheType : std::uint8_t {
+  kSame,  ///< as the model computes
+  kE4m3,  ///< FP8 codes with scales of each token's heads (kernels/kv_codes.h), on the CPU
+};
+
 struct KvCache {
   struct Layer {
     /// [num_blocks, kKvBlockSize, num_kv_heads, head_dim], of this rank's heads. Latent attention: keys are [..,
     /// 1, kv_lora_rank + qk_rope_head_dim], all that is cached of a token, and there are no values.
     at::Tensor keys, values;
+    /// kE4m3: float [num_blocks, kKvBlockSize, num_kv_heads, parts].
+    at::Tensor key_scales, value_scales;
+
+    /// All of them, in this order; those that the model has no use for are undefined.
+    std::array<at::Tensor*, 4> tensors() { return {&keys, &values, &key_scales, &value_scales}; }
   };
   std::vector<KvCacheGroup> groups;  ///< no two with the same window
   std::vector<Layer> layers = {};    ///< by AttentionShape::cache_layer, allocated by the first step
+  KvCacheType type = KvCacheType::kSame;
 };
+
+/// kE4m3: so many neighbouring numbers of a latent's entry share a scale, as many as divide the latent and the rotated
+/// key behind it. Of keys and values a head's do.
+std::int64_t latent_scale_part(std::int64_t kv_lora_rank, std::int64_t qk_rope_head_dim);
+/// Bytes of a token in the KV cache, over all layers that keep all tokens, on a rank that has all heads.
+std::int64_t kv_bytes_per_token(const spec::ModelShape& shape, std::int64_t bytes_per_element, KvCacheType type);
 
 struct KvCacheSize {
   std::int64_t max_tokens = 0;     ///< of a sequence

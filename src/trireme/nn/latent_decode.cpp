@@ -73,7 +73,7 @@ at::Tensor LatentAttention::attend_latents(Latents& latents, Context& context) c
   TRIREME_CHECK(q.size(0) == 1 && q.size(1) == batch.tokens, "[{}, {}] tokens came for a batch of [1, {}]", q.size(0),
                 q.size(1), batch.tokens);
   const at::Tensor entries = at::cat({latents.kv, latents.key}, 2);
-  LatentCache cache(shape, context, entries);
+  LatentCache cache(shape, context, entries, latent_scale_part(sizes_.kv_lora_rank, sizes_.qk_rope_head_dim));
 
   at::Tensor out = at::empty({q.size(1), shape.num_heads, sizes_.v_head_dim}, q.options());
   std::vector<std::size_t> few;

@@ -51,33 +51,65 @@ at::Tensor gathered(const at::Tensor& part, at::IntArrayRef sizes, comm::Group& 
   group.all_gather(device::to_const_buffer(part), device::to_buffer(all)).wait();
   const std::int64_t count = c10::multiply_integers(sizes);
   TRIREME_CHECK(count <= all.numel() && all.numel() - count < group.size(),
-                "a gradient of {} numbers for an input that was kept in {} parts of {}", count, group.size(),
-                part.numel());
+                "an input of {} numbers that was kept in {} parts of {}", count, group.size(), part.numel());
   return all.narrow(0, 0, count).view(sizes);
+}
+
+/// Each tensor's part, and after them what their shapes were: [0, sizes], which hold no numbers.
+void keep_parts(Tensors& tensors, comm::Group& group) {
+  const std::size_t count = tensors.size();
+  for (std::size_t i = 0; i < count; ++i) {
+    at::Tensor shape;
+    if (tensors[i].defined()) {
+      std::vector<std::int64_t> sizes = tensors[i].sizes().vec();
+      sizes.insert(sizes.begin(), 0);
+      shape = at::empty(sizes, tensors[i].options());
+    }
+    tensors[i] = kept_part(tensors[i], group);
+    tensors.push_back(std::move(shape));
+  }
 }
 
 }  // namespace
 
-Tensors Recomputed::forward(Tensors inputs, Context& context, Tape* tape) {
-  Tensors kept;
-  if (tape) kept = inputs;
+void Recomputed::keep(Tensors kept, const Context& context, Tape& tape) const {
+  Tensors rest;
+  const RowDivision& division = context.division;
+  const bool divides = division.rows > 0 && (partition_ != nullptr || context.stash != nullptr);
+  for (at::Tensor& tensor : kept) {
+    at::Tensor& other = rest.emplace_back();
+    if (!divides || !tensor.defined()) continue;
+    const std::int64_t first = tensor.size(0) / division.rows * division.first;
+    other = tensor.narrow(0, first, tensor.size(0) - first);
+    tensor = tensor.narrow(0, 0, first);
+  }
   if (partition_ != nullptr) {
-    for (at::Tensor& tensor : kept) tensor = kept_part(tensor, *partition_);
+    keep_parts(kept, *partition_);
+    keep_parts(rest, *partition_);
   }
-  if (tape && context.stash) {
-    tape->push(std::move(kept), *context.stash);
-  } else if (tape) {
-    tape->push(std::move(kept));
+  if (divides) {
+    tape.push(std::move(kept), std::move(rest), context.stash);
+  } else if (context.stash != nullptr) {
+    tape.push(std::move(kept), *context.stash);
+  } else {
+    tape.push(std::move(kept));
   }
+}
+
+Tensors Recomputed::forward(Tensors inputs, Context& context, Tape* tape) {
+  if (tape) keep(inputs, context, *tape);
   return layer_->forward(std::move(inputs), context, nullptr);
 }
 
 Tensors Recomputed::backward(Tensors gradients, Context& context, Tape& tape) {
   // As many inputs as outputs: blocks pass on what they are given.
-  Tensors inputs = tape.pop(gradients.size());
+  Tensors inputs = tape.pop((partition_ != nullptr ? 2 : 1) * gradients.size());
   if (partition_ != nullptr) {
-    // Blocks give out what they take in, so a gradient has its input's shape.
-    for (std::size_t i = 0; i < inputs.size(); ++i) inputs[i] = gathered(inputs[i], gradients[i].sizes(), *partition_);
+    for (std::size_t i = 0; i < gradients.size(); ++i) {
+      if (inputs[i].defined())
+        inputs[i] = gathered(inputs[i], inputs[gradients.size() + i].sizes().slice(1), *partition_);
+    }
+    inputs.resize(gradients.size());
   }
   Tape again;
   const std::size_t losses = context.losses.size();

@@ -29,6 +29,8 @@ class Recomputed final : public Layer {
   Tensors backward(Tensors gradients, Context& context, Tape& tape) override;
 
  private:
+  void keep(Tensors kept, const Context& context, Tape& tape) const;
+
   std::unique_ptr<Layer> layer_;
   comm::Group* partition_;
 };

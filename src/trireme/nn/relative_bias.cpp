@@ -9,6 +9,7 @@
 #include <ATen/ops/one_hot.h>
 #include <ATen/ops/repeat_interleave.h>
 #include <ATen/ops/sum.h>
+#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <cmath>
@@ -36,13 +37,13 @@ void write_heads(at::Tensor& to, const at::Tensor& grad) {
   to.copy_(sums.transpose(1, 2));
 }
 
-/// [heads, tokens, tokens] summed along equal distances of key from query: [heads, 2 tokens - 1]. Rows are padded by
-/// their number and read one element shorter, so that each lies one place further than the one before it.
+/// [heads, queries, keys] summed along equal distances of key from query: [heads, queries + keys - 1]. Rows are padded
+/// by the number of queries and read one element shorter, so that each lies one place further than the one before it.
 at::Tensor sum_by_distance(const at::Tensor& of_pairs) {
-  const std::int64_t heads = of_pairs.size(0), tokens = of_pairs.size(1);
-  const at::Tensor padded = at::constant_pad_nd(of_pairs.flip({1}), {0, tokens});  // the last query first
+  const std::int64_t heads = of_pairs.size(0), queries = of_pairs.size(1), distances = queries + of_pairs.size(2) - 1;
+  const at::Tensor padded = at::constant_pad_nd(of_pairs.flip({1}), {0, queries});  // the last query first
   const at::Tensor skewed =
-      padded.reshape({heads, -1}).narrow(1, 0, tokens * (2 * tokens - 1)).reshape({heads, tokens, 2 * tokens - 1});
+      padded.reshape({heads, -1}).narrow(1, 0, queries * distances).reshape({heads, queries, distances});
   return at::sum(skewed, {1});
 }
 
@@ -66,51 +67,61 @@ std::int64_t RelativeBuckets::bucket_of(std::int64_t distance) const {
   return first + std::min(exact + beyond, count - 1);
 }
 
-at::Tensor RelativeBias::buckets_by_distance(std::int64_t tokens, at::Device device) const {
-  at::Tensor found = at::empty({2 * tokens - 1}, at::kLong);
+RelativeBias::Pairs RelativeBias::pairs_of(const BlockPlace& place, const at::Tensor& q, const at::Tensor& k) {
+  return {.queries = q.size(1), .keys = k.size(1), .first_distance = place.key - (place.query + q.size(1) - 1)};
+}
+
+at::Tensor RelativeBias::buckets_by_distance(const Pairs& pairs, at::Device device) const {
+  at::Tensor found = at::empty({pairs.distances()}, at::kLong);
   auto* bucket = found.mutable_data_ptr<std::int64_t>();
-  for (std::int64_t distance = 1 - tokens; distance < tokens; ++distance) *bucket++ = buckets_.bucket_of(distance);
+  for (std::int64_t i = 0; i < pairs.distances(); ++i) *bucket++ = buckets_.bucket_of(pairs.first_distance + i);
   return found.to(device);
 }
 
-at::Tensor RelativeBias::bias(Context& context, std::int64_t tokens, at::ScalarType type) const {
-  const at::Tensor table = context.value(table_).to(type);
-  const at::Tensor by_distance = table.t().index_select(1, buckets_by_distance(tokens, table.device()));
-  return by_distance.unfold(1, tokens, 1).flip({1});  // the window of query i begins at distance -i
+at::Tensor RelativeBias::bias(const AttentionShape& shape, const Pairs& pairs, const Context& context,
+                              at::ScalarType type) const {
+  const at::Tensor table = context.value(table_).narrow(1, shape.first_head - first_head_, shape.num_heads).to(type);
+  const at::Tensor by_distance = table.t().index_select(1, buckets_by_distance(pairs, table.device()));
+  return by_distance.unfold(1, pairs.keys, 1).flip({1});  // the first window is the last query's
 }
 
-at::Tensor RelativeBias::scores(const AttentionShape& shape, const Sequence& sequence, Context& context,
+at::Tensor RelativeBias::scores(const AttentionShape& shape, const BlockPlace& place, const Context& context,
                                 const at::Tensor& q, const at::Tensor& k) const {
-  const std::int64_t tokens = q.size(1), heads = q.size(2);
-  TRIREME_CHECK(k.size(1) == tokens, "{} queries and {} keys of whole rows", tokens, k.size(1));
+  const std::int64_t heads = q.size(2);
+  const Pairs pairs = pairs_of(place, q, k);
   at::Tensor found = at::matmul(by_heads(q, heads), by_heads(k, heads).transpose(2, 3)).mul_(score_scale(shape));
-  found.add_(bias(context, tokens, found.scalar_type()));
+  found.add_(bias(shape, pairs, context, found.scalar_type()));
   constexpr double kNever = -std::numeric_limits<double>::infinity();
   if (shape.causal) {
-    const at::Tensor at = at::arange(tokens, at::TensorOptions(at::kLong).device(q.device()));
-    found.masked_fill_(at.unsqueeze(0) > at.unsqueeze(1), kNever);
+    const auto positions = [&](std::int64_t first, std::int64_t count) {
+      return at::arange(first, first + count, at::TensorOptions(at::kLong).device(q.device()));
+    };
+    found.masked_fill_(
+        positions(place.key, pairs.keys).unsqueeze(0) > positions(place.query, pairs.queries).unsqueeze(1), kNever);
   }
-  if (sequence.documents.defined()) {
-    const at::Tensor other = sequence.documents.unsqueeze(2) != sequence.documents.unsqueeze(1);
+  if (place.query_documents.defined()) {
+    const at::Tensor other = place.query_documents.unsqueeze(2) != place.key_documents.unsqueeze(1);
     found.masked_fill_(other.unsqueeze(1), kNever);
   }
   return found;
 }
 
-CoreResult RelativeBias::forward(const AttentionShape& shape, const Sequence& sequence, Context& context,
+CoreResult RelativeBias::forward(const AttentionShape& shape, const BlockPlace& place, const Context& context,
                                  const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) const {
-  at::Tensor probabilities = scores(shape, sequence, context, q, k);
+  at::Tensor probabilities = scores(shape, place, context, q, k);
   at::Tensor lse = at::logsumexp(probabilities, {3});
-  probabilities.sub_(lse.unsqueeze(3)).exp_();
+  // A query may see none of these keys: then it has no probabilities, and no NaN either.
+  const at::Tensor shift = lse.masked_fill(lse == -std::numeric_limits<double>::infinity(), 0);
+  probabilities.sub_(shift.unsqueeze(3)).exp_();
   const at::Tensor out = at::matmul(probabilities, by_heads(v, q.size(2)));
   return {out.transpose(1, 2).to(q.scalar_type()).contiguous(), std::move(lse)};
 }
 
-void RelativeBias::backward(const AttentionShape& shape, const Sequence& sequence, Context& context,
+void RelativeBias::backward(const AttentionShape& shape, const BlockPlace& place, const Context& context,
                             CoreGradients& gradients, const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k,
                             const at::Tensor& v, const CoreResult& result) const {
   const std::int64_t heads = q.size(2);
-  const at::Tensor probabilities = scores(shape, sequence, context, q, k).sub_(result.lse.unsqueeze(3)).exp_();
+  const at::Tensor probabilities = scores(shape, place, context, q, k).sub_(result.lse.unsqueeze(3)).exp_();
   const at::Tensor dy = by_heads(dout, heads), values = by_heads(v, heads);
   write_heads(gradients.v, at::matmul(probabilities.transpose(2, 3), dy));
   // d score = p (dp - sum over keys of p dp), and that sum is dy . y.
@@ -118,11 +129,14 @@ void RelativeBias::backward(const AttentionShape& shape, const Sequence& sequenc
   const at::Tensor of_scores = at::matmul(dy, values.transpose(2, 3)).sub_(mean).mul_(probabilities);
   if (table_.trainable) {
     const at::Tensor by_distance = sum_by_distance(at::sum(of_scores, {0}));
-    const at::Tensor chosen =
-        at::one_hot(buckets_by_distance(q.size(1), q.device()), buckets_.buckets).to(by_distance.scalar_type());
-    add_gradient(table_, at::matmul(chosen.t(), by_distance.t()));
+    const at::Tensor chosen = at::one_hot(buckets_by_distance(pairs_of(place, q, k), q.device()), buckets_.buckets)
+                                  .to(by_distance.scalar_type());
+    at::Tensor gradient = at::zeros(context.value(table_).sizes(), by_distance.options());
+    gradient.narrow(1, shape.first_head - first_head_, heads).copy_(at::matmul(chosen.t(), by_distance.t()));
+    context.begin_adding(table_);
+    add_gradient(table_, gradient);
+    context.end_adding(table_);
   }
-  context.added(table_);
   const double scale = score_scale(shape);
   write_heads(gradients.q, at::matmul(of_scores, by_heads(k, heads)).mul_(scale));
   write_heads(gradients.k, at::matmul(of_scores.transpose(2, 3), by_heads(q, heads)).mul_(scale));

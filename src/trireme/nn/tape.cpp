@@ -1,5 +1,6 @@
 #include "trireme/nn/tape.h"
 
+#include <algorithm>
 #include <unordered_set>
 #include <utility>
 
@@ -17,23 +18,38 @@ Tape& Tape::operator=(Tape&& other) noexcept {
   deferring_ = other.deferring_;
   offloaded_ = std::exchange(other.offloaded_, {});
   discarded_ = std::exchange(other.discarded_, {});
+  divided_ = std::exchange(other.divided_, {});
   return *this;
 }
 
 /// After an error, or where a schedule goes back: otherwise backward has taken every frame.
 void Tape::give_up() noexcept {
-  for (const OffloadedFrame& offloaded : offloaded_) {
+  const auto drop = [](const std::shared_ptr<Stashed>& stashed) noexcept {
     try {
-      offloaded.stashed->stash->drop(offloaded.stashed);
+      if (stashed) stashed->stash->drop(stashed);
     } catch (...) {  // a copy that failed; who takes a frame is told
     }
-  }
+  };
+  for (const OffloadedFrame& offloaded : offloaded_) drop(offloaded.stashed);
+  for (const DividedFrame& divided : divided_) drop(divided.stashed);
   offloaded_.clear();
+  divided_.clear();
 }
 
 void Tape::push(Tensors saved, Stash& stash) {
   offloaded_.push_back({frames_.size(), stash.put(std::move(saved))});
   frames_.emplace_back();
+}
+
+void Tape::push(Tensors first, Tensors rest, Stash* stash) {
+  const std::size_t frame = frames_.size();
+  if (stash == nullptr) {
+    push(std::move(first));
+    divided_.push_back({frame, std::move(rest), nullptr});
+  } else {
+    push(std::move(first), *stash);
+    divided_.push_back({frame, {}, stash->put(std::move(rest))});
+  }
 }
 
 Tensors Tape::pop(std::size_t count) {
@@ -52,16 +68,25 @@ Tensors Tape::pop(std::size_t count) {
 }
 
 Tape Tape::split_rows(std::int64_t kept, std::int64_t rows) {
-  TRIREME_CHECK(offloaded_.empty() && deferred_.empty(),
-                "a tape with frames elsewhere or deferred work cannot be split");
+  const auto elsewhere = [](const DividedFrame& divided) { return divided.stashed != nullptr; };
+  TRIREME_CHECK(static_cast<std::size_t>(std::ranges::count_if(divided_, elsewhere)) == offloaded_.size(),
+                "frames that are elsewhere as one cannot be split");
+  TRIREME_CHECK(deferred_.empty(), "a tape with deferred work cannot be split");
   TRIREME_CHECK(kept > 0 && kept < rows, "{} of {} rows are no part of them", kept, rows);
   const auto of_row = [&](std::int64_t size) {
     TRIREME_CHECK(size % rows == 0, "a saved tensor of {} has no equal part for each of {} rows", size, rows);
     return size / rows;
   };
   Tape rest;
+  auto divided = divided_.begin();
   for (Tensors& frame : frames_) {
     Tensors& other = rest.frames_.emplace_back();
+    if (divided != divided_.end() && divided->frame + 1 == rest.frames_.size()) {
+      other = std::move(divided->rest);
+      if (divided->stashed) rest.offloaded_.push_back({divided->frame, std::move(divided->stashed)});
+      ++divided;
+      continue;
+    }
     for (at::Tensor& tensor : frame) {
       at::Tensor& theirs = other.emplace_back();
       if (!tensor.defined()) continue;
@@ -71,6 +96,7 @@ Tape Tape::split_rows(std::int64_t kept, std::int64_t rows) {
       tensor = tensor.narrow(0, 0, kept * each);
     }
   }
+  divided_.clear();
   rest.discarded_ = discarded_;
   for (auto [part, taken] : {std::pair{this, kept}, std::pair{&rest, rows - kept}}) {
     for (Discarded& discarded : part->discarded_) {
@@ -125,12 +151,14 @@ void Tape::run_weight_gradients() {
 std::int64_t Tape::bytes() const {
   std::unordered_set<const void*> seen;
   std::int64_t total = 0;
-  for (const Tensors& frame : frames_) {
+  const auto count = [&](const Tensors& frame) {
     for (const at::Tensor& tensor : frame) {
       if (!tensor.defined() || !seen.insert(tensor.storage().unsafeGetStorageImpl()).second) continue;
       total += static_cast<std::int64_t>(tensor.storage().nbytes());
     }
-  }
+  };
+  for (const Tensors& frame : frames_) count(frame);
+  for (const DividedFrame& divided : divided_) count(divided.rest);
   return total;
 }
 

@@ -32,6 +32,9 @@ class Tape {
   void push(Tensors saved) { frames_.push_back(std::move(saved)); }
   /// To wait elsewhere until it is the newest but one: popping a frame calls the next such one back.
   void push(Tensors saved, Stash& stash);
+  /// Of a forward pass that split_rows() will cut: what either part has, where rows of one tensor do not tell (shards
+  /// of ranks, copies elsewhere). `stash`: where both wait; null: here.
+  void push(Tensors first, Tensors rest, Stash* stash);
   /// The newest frame. An InternalError when there is none or it does not hold `count` tensors: some layer pushed or
   /// popped what was not its own.
   Tensors pop(std::size_t count);
@@ -40,7 +43,7 @@ class Tape {
   bool empty() const { return frames_.empty(); }
   /// Of a forward pass over `rows` rows of the batch: keeps what it left of the first `kept` of them and gives the tape
   /// of the others, as if they had been two passes. Both see the same memory. Every frame has rows, or tokens row by
-  /// row, in its tensors' first dimension; nothing may be deferred or wait elsewhere.
+  /// row, in its tensors' first dimension, or was pushed in two; nothing may be deferred.
   Tape split_rows(std::int64_t kept, std::int64_t rows);
 
   // Tensors that can be recomputed. discard() and recompute() come in pairs, the last discarded is recomputed first.
@@ -73,6 +76,12 @@ class Tape {
     std::shared_ptr<Stashed> stashed;  // shared with the copy under way
   };
   std::vector<OffloadedFrame> offloaded_;  // the newest last
+  struct DividedFrame {
+    std::size_t frame = 0;
+    Tensors rest;                      // of frames that are here
+    std::shared_ptr<Stashed> stashed;  // of frames that are not
+  };
+  std::vector<DividedFrame> divided_;  // until split_rows()
   struct Discarded {
     std::size_t mark = 0;
     struct Place {

@@ -42,6 +42,7 @@ std::optional<CompressionFigures> compression_figures(std::span<const RankRecord
     figures = CompressionFigures{.sent_bytes = *number("compress/sent_bytes"),
                                  .saved_bytes = number("compress/saved_bytes").value_or(0),
                                  .seconds = number("compress/seconds").value_or(0),
+                                 .kernel_seconds = number("compress/kernel_seconds").value_or(0),
                                  .comm_seconds = comm,
                                  .rounds = number("compress/rounds").value_or(0),
                                  .relative_error = number("compress/relative_error").value_or(0),
@@ -66,12 +67,15 @@ std::string compression_table(const CompressionFigures& figures) {
   const auto seconds = [](const std::optional<double>& value) { return value ? short_seconds(*value) : "–"; };
   std::string out = fmt::format(
       "<div class=\"scroll\"><table><thead><tr><th>Rank 0 sent</th><th>saved</th><th>rounds</th><th>in compression and "
-      "exchange</th><th>gained, at the rate of what was sent</th><th>gained, predicted</th><th>relative "
-      "error</th></tr></thead><tbody><tr><td>{}</td><td>{} ({:.1f} %)</td><td>{:.0f}</td><td>{}</td><td>{}</td><td>{}"
+      "exchange</th><th>of that, computing</th><th>gained, at the rate of what was sent</th><th>gained, "
+      "predicted</th><th>relative "
+      "error</th></tr></thead><tbody><tr><td>{}</td><td>{} ({:.1f} "
+      "%)</td><td>{:.0f}</td><td>{}</td><td>{}</td><td>{}</td><td>{}"
       "</td><td>{:.3f}</td></tr></tbody></table></div>\n",
       short_bytes(figures.sent_bytes), short_bytes(figures.saved_bytes),
       dense > 0 ? 100 * figures.saved_bytes / dense : 0, figures.rounds, short_seconds(figures.seconds),
-      seconds(figures.gain_s()), seconds(figures.predicted_gain_s), figures.relative_error);
+      short_seconds(figures.kernel_seconds), seconds(figures.gain_s()), seconds(figures.predicted_gain_s),
+      figures.relative_error);
   struct LayerError {
     std::string name;
     double sum = 0;

@@ -18,8 +18,9 @@ namespace trireme::observe {
 /// Of one rank, over the whole run.
 struct CompressionFigures {
   double sent_bytes = 0, saved_bytes = 0;
-  double seconds = 0;       ///< in compressing, exchanging and decompressing
-  double comm_seconds = 0;  ///< that steps waited for messages
+  double seconds = 0;         ///< in compressing, exchanging and decompressing
+  double kernel_seconds = 0;  ///< of them, in compressing and decompressing
+  double comm_seconds = 0;    ///< that steps waited for messages
   double rounds = 0, relative_error = 0;
   std::optional<double> predicted_gain_s;                   ///< the planner's, where it knows the network
   std::vector<std::pair<std::string, double>> errors = {};  ///< of the last round, by parameter

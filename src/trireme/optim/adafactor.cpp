@@ -62,6 +62,7 @@ class Adafactor final : public MatrixOptimizer {
         updates[i] = made[matrix++];
         continue;
       }
+      if (slot.param.unused) continue;
       updates[i] = scaled_gradient(slot.gradient, slot.param.master, options.gradient_scale);
       const double b = beta();
       slot.moments[0].mul_(b).add_(at::mul(updates[i], updates[i]).add_(epsilon()), 1 - b);
@@ -72,18 +73,21 @@ class Adafactor final : public MatrixOptimizer {
     std::vector<double> squares(2 * count);
     for (std::size_t i = 0; i < count; ++i) {
       const nn::Param& param = slots()[i].param;
+      if (param.unused) continue;
       squares[i] = counted_squares(param, updates[i]);
       if (config().parameter_scale) squares[count + i] = counted_squares(param, param.master);
     }
     if (options.across != nullptr && options.across->sum_parts) options.across->sum_parts(squares);
     for (std::size_t i = 0; i < count; ++i) {
       Slot& slot = slots()[i];
+      if (slot.param.unused) continue;
       const auto elements = static_cast<double>(slot.param.elements());
       const double rms = std::sqrt(squares[i] / elements);
       double factor = 1 / std::max(1.0, rms / config().update_clip);
       if (config().parameter_scale) factor *= std::max(kLeastScale, std::sqrt(squares[count + i] / elements));
       // RMS of several stretches is summed in double, so the factor is one number for all ranks.
-      apply_decoupled(slot.param, updates[i].mul_(factor), options.learning_rate * slot.rate, slot.weight_decay);
+      apply_decoupled(slot.param, updates[i].mul_(factor), options.learning_rate * slot.rate, slot.weight_decay,
+                      weight_rounding(slot));
     }
   }
 

@@ -1,7 +1,6 @@
 // Adam (Kingma, Ba 2014) and AdamW (Loshchilov, Hutter 2017):
 //   m <- b1 m + (1 - b1) g,  v <- b2 v + (1 - b2) g^2,  w <- w - rate (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps).
 // Adam adds decay times w to g; AdamW takes rate times decay times w from w.
-#include "trireme/base/random.h"
 #include "trireme/optim/optimizer.h"
 
 namespace trireme::optim {
@@ -12,15 +11,6 @@ class Adam final : public Optimizer {
   Adam(const spec::OptimConfig& config, nn::Params& params) : Optimizer(config, params, {"m", "v"}) {}
 
  private:
-  /// Where something is kept as bfloat16. A rank's part of a parameter that ZeRO cuts has the chances of the whole.
-  std::uint64_t rounding_of(const Slot& slot) const {
-    const bool narrow = slot.moments[0].scalar_type() == at::kBFloat16 || !slot.param.has_master;
-    if (!narrow) return 0;
-    const layout::Placement& placement = slot.param.placement;
-    const std::uint64_t key = Random(0, "rounding/" + slot.param.name).bits(static_cast<std::uint64_t>(steps()));
-    return kernels::rounding_from(key, placement.partition ? placement.partition->begin : 0);
-  }
-
   void update(std::span<Slot> slots, const StepOptions& options) override {
     std::vector<kernels::AdamWUpdate> updates;
     updates.reserve(slots.size());

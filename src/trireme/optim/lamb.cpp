@@ -6,6 +6,7 @@
 
 #include <limits>
 
+#include "trireme/optim/elementwise.h"
 #include "trireme/optim/gradients.h"
 #include "trireme/optim/optimizer.h"
 
@@ -25,8 +26,10 @@ class Lamb final : public Optimizer {
     std::vector<at::Tensor> directions(count);
     for (std::size_t i = 0; i < count; ++i) {
       Slot& slot = slots[i];
-      const bool in_place = !options.keep_gradients && slot.gradient.scalar_type() == slot.param.master.scalar_type();
-      directions[i] = in_place ? slot.gradient : at::empty_like(slot.param.master);
+      const at::ScalarType type = update_type(slot.param.master);
+      const bool in_place = !options.keep_gradients && slot.gradient.scalar_type() == type;
+      directions[i] =
+          in_place ? slot.gradient : at::empty_like(slot.param.master, slot.param.master.options().dtype(type));
       const kernels::NormPair norms =
           kernels::lamb_direction(tensors(slot, options), slot.moments[0], slot.moments[1], directions[i],
                                   {.learning_rate = options.learning_rate,

@@ -20,7 +20,8 @@ class Lion final : public Optimizer {
       at::Tensor& m = slot.moments[0];
       const at::Tensor direction = at::mul(m, b1).add_(g, 1 - b1).sign_();
       m.mul_(b2).add_(g, 1 - b2);
-      apply_decoupled(slot.param, direction, options.learning_rate * slot.rate, slot.weight_decay);
+      apply_decoupled(slot.param, direction, options.learning_rate * slot.rate, slot.weight_decay,
+                      weight_rounding(slot));
     }
   }
 };

@@ -2,6 +2,7 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
 #include <fmt/format.h>
 
 #include "trireme/base/error.h"
@@ -39,7 +40,8 @@ std::vector<at::Tensor>& MatrixOptimizer::add_owned(std::string name, ShapeOf sh
       layout::Box whole{std::vector<layout::Index>(shape.size(), 0), shape};
       owned->placements.push_back({.name = key, .shape = shape, .pieces = {{.box = std::move(whole)}}});
     }
-    owned->tensors.push_back(owns(i) ? at::zeros(shape, param.master.options()) : at::Tensor());
+    owned->tensors.push_back(owns(i) ? at::zeros(shape, param.master.options().dtype(update_type(param.master)))
+                                     : at::Tensor());
   }
   return owned_.emplace_back(std::move(owned))->tensors;
 }
@@ -47,9 +49,9 @@ std::vector<at::Tensor>& MatrixOptimizer::add_owned(std::string name, ShapeOf sh
 void MatrixOptimizer::add_own_state(nn::State& state) {
   for (const auto& owned : owned_) {
     for (std::size_t i = 0; i < matrices(); ++i) {
-      const at::Tensor& tensor = owned->tensors[i];
-      state.add(owned->placements[i].name,
-                tensor.defined() ? tensor : at::empty({0}, slot_of(i).param.master.options()), owned->placements[i]);
+      const at::Tensor &tensor = owned->tensors[i], &master = slot_of(i).param.master;
+      const at::TensorOptions options = master.options().dtype(update_type(master));
+      state.add(owned->placements[i].name, tensor.defined() ? tensor : at::empty({0}, options), owned->placements[i]);
     }
   }
 }
@@ -67,17 +69,32 @@ std::vector<at::Tensor> MatrixOptimizer::directions(const StepOptions& options) 
   std::vector<at::Tensor> parts;
   for (std::size_t i = 0; i < matrices(); ++i) {
     Slot& slot = slot_of(i);
-    parts.push_back(prepare(slot, scaled_gradient(slot.gradient, slot.param.master, options.gradient_scale)));
+    at::Tensor gradient =
+        slot.param.unused
+            ? at::zeros_like(slot.param.master, slot.param.master.options().dtype(update_type(slot.param.master)))
+            : scaled_gradient(slot.gradient, slot.param.master, options.gradient_scale);
+    parts.push_back(slot.param.unused ? gradient : prepare(slot, gradient));
   }
   if (owners_ != nullptr) {
     std::vector<at::Tensor> wholes = owners_->collect(parts);
-    make(wholes);
+    make_used(wholes);
     owners_->distribute(wholes, parts);
     return parts;
   }
   for (std::size_t i = 0; i < matrices(); ++i) parts[i] = parts[i].view(slot_of(i).param.placement.shape);
-  make(parts);
+  make_used(parts);
   return parts;
+}
+
+void MatrixOptimizer::make_used(std::vector<at::Tensor>& wholes) {
+  std::vector<at::Tensor> unused(wholes.size());
+  for (std::size_t i = 0; i < matrices(); ++i) {
+    if (slot_of(i).param.unused) std::swap(unused[i], wholes[i]);
+  }
+  make(wholes);
+  for (std::size_t i = 0; i < matrices(); ++i) {
+    if (unused[i].defined()) std::swap(unused[i], wholes[i]);
+  }
 }
 
 void MatrixOptimizer::update_rest(const StepOptions& options) {
@@ -89,6 +106,7 @@ void MatrixOptimizer::update_rest(const StepOptions& options) {
       continue;
     }
     Slot& slot = slots()[i];
+    if (slot.param.unused) continue;
     updates.push_back({.tensors = tensors(slot, options),
                        .m = slot.moments[0],
                        .v = slot.moments[1],
@@ -97,20 +115,19 @@ void MatrixOptimizer::update_rest(const StepOptions& options) {
                                    .beta1 = config().beta1,
                                    .beta2 = config().beta2,
                                    .epsilon = spec::epsilon_of(config()),
-                                   .step = steps()}});
+                                   .step = steps(),
+                                   .rounding = rounding_of(slot)}});
   }
   kernels::adamw_updates(updates);
 }
 
 void MatrixOptimizer::apply(std::size_t matrix, const at::Tensor& direction, const StepOptions& options) {
   Slot& slot = slot_of(matrix);
-  apply_decoupled(slot.param, direction, options.learning_rate * slot.rate, slot.weight_decay);
+  if (slot.param.unused) return;
+  apply_decoupled(slot.param, direction, options.learning_rate * slot.rate, slot.weight_decay, weight_rounding(slot));
 }
 
-void MatrixOptimizer::update(std::span<Slot> slots, const StepOptions& options) {
-  TRIREME_CHECK(slots.size() == this->slots().size(), "matrices are updated together, and some have no gradient");
-  take(options);
-}
+void MatrixOptimizer::update(std::span<Slot> /*slots*/, const StepOptions& options) { take(options); }
 
 void MatrixOptimizer::take(const StepOptions& options) {
   const std::vector<at::Tensor> made = directions(options);

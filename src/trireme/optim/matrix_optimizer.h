@@ -34,7 +34,8 @@ class MatrixOptimizer : public Optimizer {
   using ShapeOf = layout::Shape (*)(const layout::Shape& matrix);
   std::vector<at::Tensor>& add_owned(std::string name, ShapeOf shape_of);
 
-  /// Of each matrix: prepare() on every rank, make() by owners, scattered back: as it lies here.
+  /// Of each matrix: prepare() on every rank, make() by owners, scattered back: as it lies here. Of one without a
+  /// gradient (Param::unused) neither, and zeros.
   std::vector<at::Tensor> directions(const StepOptions& options);
   /// AdamW by the first two moments for all slots that are no matrices.
   void update_rest(const StepOptions& options);
@@ -42,6 +43,7 @@ class MatrixOptimizer : public Optimizer {
 
  private:
   void update(std::span<Slot> slots, const StepOptions& options) final;
+  bool updates_together() const final { return true; }
   void add_own_state(nn::State& state) final;
   std::int64_t own_bytes() const final;
 
@@ -51,6 +53,8 @@ class MatrixOptimizer : public Optimizer {
   virtual void make(std::span<at::Tensor> wholes) = 0;
   /// The whole step; may be another order of the above.
   virtual void take(const StepOptions& options);
+
+  void make_used(std::vector<at::Tensor>& wholes);
 
   struct Owned {
     std::string name;

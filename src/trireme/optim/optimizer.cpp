@@ -9,6 +9,7 @@
 
 #include "trireme/base/config.h"
 #include "trireme/base/error.h"
+#include "trireme/base/random.h"
 #include "trireme/nn/state.h"
 #include "trireme/optim/gradients.h"
 
@@ -77,6 +78,10 @@ void Optimizer::begin_step() {
 void Optimizer::finish_step(const StepOptions& options) {
   // Runs of slots that have a gradient; nearly always one run of all.
   const auto used = [](const Slot& slot) { return !slot.param.unused; };
+  if (updates_together()) {
+    update(slots_, options);
+    return finish_captured();
+  }
   for (auto begin = std::ranges::find_if(slots_, used); begin != slots_.end();) {
     const auto end = std::find_if_not(begin, slots_.end(), used);
     update({begin, end}, options);
@@ -154,9 +159,24 @@ kernels::UpdateTensors Optimizer::tensors(Slot& slot, const StepOptions& options
           .gradient = slot.gradient,
           .low = param.value.is_same(param.master) ? no_copy_ : param.value,
           .gradient_scale = options.gradient_scale,
+          .rounding = weight_rounding(slot),
           .device_scalars = options.device_scalars == nullptr
                                 ? nullptr
                                 : options.device_scalars->of(static_cast<std::size_t>(&slot - slots_.data()))};
+}
+
+std::uint64_t Optimizer::rounding_of(const Slot& slot) const {
+  const auto narrow = [](const at::Tensor& moment) {
+    return moment.defined() && moment.scalar_type() == at::kBFloat16;
+  };
+  if (slot.param.has_master && std::ranges::none_of(slot.moments, narrow)) return 0;
+  const layout::Placement& placement = slot.param.placement;
+  const std::uint64_t key = Random(0, "rounding/" + slot.param.name).bits(static_cast<std::uint64_t>(steps()));
+  return kernels::rounding_from(key, placement.partition ? placement.partition->begin : 0);
+}
+
+std::uint64_t Optimizer::weight_rounding(const Slot& slot) const {
+  return slot.param.master.scalar_type() == at::kBFloat16 ? rounding_of(slot) : 0;
 }
 
 std::vector<nn::Param*> matrices_of(const spec::OptimConfig& config, nn::Params& params) {

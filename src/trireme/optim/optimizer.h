@@ -145,10 +145,17 @@ class Optimizer {
 
   /// What the kernels take.
   kernels::UpdateTensors tensors(Slot& slot, const StepOptions& options);
+  /// Not 0 where something that is kept is bf16 and stochastically rounded in this step. A rank's part of a parameter
+  /// that ZeRO cuts has the chances of the whole.
+  std::uint64_t rounding_of(const Slot& slot) const;
+  /// Likewise of the weight alone.
+  std::uint64_t weight_rounding(const Slot& slot) const;
 
  private:
   /// steps() already counts the one that is asked for.
   virtual void update(std::span<Slot> slots, const StepOptions& options) = 0;
+  /// Whether update() takes all slots at once and leaves out the unused ones itself, since ranks exchange all of them.
+  virtual bool updates_together() const { return false; }
   /// State beside moments.
   virtual void add_own_state(nn::State& /*state*/) {}
   virtual std::int64_t own_bytes() const { return 0; }

@@ -27,7 +27,8 @@ class ScheduleFree final : public Optimizer {
   at::Tensor evaluation_weights(const nn::Param& param) const override {
     const auto slot = std::ranges::find_if(slots(), [&](const Slot& one) { return &one.param == &param; });
     if (slot == slots().end() || steps() == 0) return {};
-    return at::lerp(param.master, slot->moments[0], 1 - 1 / config().beta1);
+    const at::Tensor& z = slot->moments[0];
+    return at::lerp(param.master.to(z.scalar_type()), z, 1 - 1 / config().beta1);
   }
 
  private:
@@ -42,7 +43,9 @@ class ScheduleFree final : public Optimizer {
     }
     const double root = std::sqrt(1 - std::pow(b2, static_cast<double>(steps())));
     for (Slot& slot : slots) {
-      at::Tensor &z = slot.moments[0], &v = slot.moments[1], &y = slot.param.master;
+      const std::uint64_t rounding = weight_rounding(slot);
+      at::Tensor &z = slot.moments[0], &v = slot.moments[1];
+      at::Tensor y = rounding != 0 ? slot.param.master.to(at::kFloat) : slot.param.master;
       if (steps() == 1) z.copy_(y);
       at::Tensor g = scaled_gradient(slot.gradient, y, options.gradient_scale);
       v.mul_(b2).addcmul_(g, g, 1 - b2);
@@ -51,7 +54,11 @@ class ScheduleFree final : public Optimizer {
       const double rate = options.learning_rate * slot.rate;
       y.lerp_(z, share_).add_(g, rate * (b1 * (1 - share_) - 1));
       z.sub_(g, rate);
-      write_copy(slot.param);
+      if (rounding != 0) {
+        kernels::store_rounded(slot.param.master, y, rounding);
+      } else {
+        write_copy(slot.param);
+      }
     }
   }
 

@@ -32,9 +32,10 @@ struct DataParallelOptions {
   std::int64_t bucket_bytes = std::int64_t{25} << 20;  ///< of gradients; 0: one bucket
   std::int64_t first_bucket_bytes = 0;  ///< of the bucket that backward completes first; 0: as the others
   int reduce_groups = 1;                ///< groups of the same ranks that buckets take in turn
-  bool find_unused = false;             ///< parameters may have no gradient in a step; ZeRO 1 at most
+  bool find_unused = false;             ///< parameters may have no gradient in a step
   bool reduce_bf16 = false;             ///< gradients are rounded for the way
   bool offload = false;                 ///< owned() lives on the host
+  bool late_updates = false;            ///< another thread than the rank's own updates it
   nn::Precision precision = nn::Precision::kFp32;
   at::Device device = at::kCPU;               ///< where layers compute
   MakeReducer* reducer = make_dense_reducer;  ///< how a bucket's gradients become their sum

@@ -43,6 +43,11 @@ struct CompressionReport {
   double sent_bytes = 0;      ///< by this rank in all steps
   double dense_bytes = 0;     ///< what a dense reduction would have sent in them
   double seconds = 0;         ///< in compressing, decompressing and waiting
+  double kernel_seconds = 0;  ///< of them, in compressing and decompressing; on a GPU what the host takes to start it
+  double beside_seconds = 0;  ///< of them, beside backward
+  double update_seconds = 0;  ///< of them, in rounds that follow an update
+  std::int64_t chunks = 0, chunks_sent = 0;  ///< of CSC: those that were looked at, and those that travelled
+  std::int64_t copied_elements = 0;          ///< of CSC on a CPU: into messages and out of them, and anywhere else
   /// |Q(c) - c| / |c| of the last round, by parameter; of those methods that quantise.
   std::vector<std::pair<std::string, double>> errors = {};
   double relative_error = 0;  ///< over all of them
@@ -77,14 +82,19 @@ class BucketReducer {
   virtual double sent_bytes(const Bucket& bucket, int launches) const = 0;
 
   // A step, in this order. Ranks make these calls for the same buckets in the same order, so each of them may
-  // communicate, except for arrived().
+  // communicate, except for arrived() and progress().
   /// Before the first launch; `step` of them were taken so far. Gradients of a step before it that was not taken (NaN
   /// or Inf, a spike of the loss) have left nothing behind: what was kept is as it was before that step.
   virtual void begin_step(std::int64_t /*step*/) {}
+  /// From now on gradients are of a loss that was multiplied by this (fp16), and so are their sums.
+  virtual void set_loss_scale(double /*scale*/) {}
   /// bucket.sending has this rank's gradients, padding included, and is the reducer's until settle(). Members lie in it
   /// as view_in() says. With ZeRO 2 and 3 each microbatch is launched by itself: what compresses once a step refuses
   /// them.
   virtual void launch(Bucket& bucket) = 0;
+  /// Backward has gone on: a reducer that has something to do with what has arrived since does it. Ranks call it at
+  /// different times.
+  virtual void progress() {}
   /// Whether settle() would neither wait nor communicate. Ranks ask at different times.
   virtual bool arrived(Bucket& /*bucket*/) { return false; }
   /// When it returns, bucket.arriving is the sum over bucket.group: this rank's part with ZeRO, else all of it; in any

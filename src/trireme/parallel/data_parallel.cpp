@@ -62,8 +62,8 @@ layout::AxisNames norm_axes(const nn::Params& owned, const layout::Mesh& mesh) {
 
 /// Sums over these axes, which norm_axes() gave, in which each number counts once: sets Param::counted. Without
 /// functions where there is nothing to sum.
-optim::AcrossRanks sum_across(nn::Params& owned, MeshGroups& groups, const layout::AxisNames& axes) {
-  comm::Group* parts = groups.along(axes);
+optim::AcrossRanks sum_across(nn::Params& owned, MeshGroups& groups, const layout::AxisNames& axes, int lane = 0) {
+  comm::Group* parts = groups.along(axes, lane);
   if (parts == nullptr) return {};
   for (nn::Param& param : owned) count_once(param, groups.mesh(), groups.rank(), axes);
   return {.sum_parts = [parts](std::span<double> squares) {
@@ -153,13 +153,6 @@ DataParallel::DataParallel(std::vector<ShardUnit> units, nn::Params& params, Mes
       options_(std::move(options)),
       mesh_(groups.mesh()),
       rank_(groups.rank()) {
-  if (options_.find_unused && options_.zero > 1) {
-    throw ConfigError(
-        fmt::format("parameters without a gradient are found where all ranks launch buckets in one order, but ZeRO {} "
-                    "launches each as it fills",
-                    options_.zero),
-        "set layout.zero = 1, or layout.find_unused = false");
-  }
   const layout::Mesh& mesh = groups.mesh();
   plan_ = plan_buckets(units_, params_, options_, {mesh, groups.rank()}, apart);
   if (options_.offload && options_.device.is_cuda()) link_ = std::make_unique<HostLink>(options_.device);
@@ -175,6 +168,9 @@ DataParallel::DataParallel(std::vector<ShardUnit> units, nn::Params& params, Mes
   groups.agree_on(wanted);
   for (SliceReduction& slice : slices_) slice.prepare(groups);
   across_ = sum_across(owned(), groups, normed);
+  if (!options_.late_updates) return;
+  groups.agree_on({normed}, /*lanes=*/1, MeshGroups::kUpdateLane);
+  late_across_ = sum_across(owned(), groups, normed, MeshGroups::kUpdateLane);
 }
 
 DataParallel::~DataParallel() = default;
@@ -241,7 +237,7 @@ void DataParallel::measure_first_micro(MeshGroups& groups, FirstMicroOptions opt
       [this](const Bucket& bucket, const at::Tensor& gradient) { first_micro_->add(bucket, gradient); });
 }
 
-std::vector<double> DataParallel::first_micro_squares(double factor) { return first_micro_->take(factor); }
+std::vector<double> DataParallel::first_micro_squares(FirstMicroFactors factors) { return first_micro_->take(factors); }
 
 std::vector<DataParallel::BucketUse> DataParallel::bucket_uses() const {
   std::vector<BucketUse> uses;

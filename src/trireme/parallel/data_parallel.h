@@ -52,6 +52,8 @@ class DataParallel {
   at::Device device() const { return options_.device; }
 
   // A step, in this order:
+  /// fp16: what the loss is multiplied by, before the first launch.
+  void set_loss_scale(double scale) { gradients_->reducer().set_loss_scale(scale); }
   /// `last`: no later micro adds to any gradient, so buckets may go as they fill.
   void begin_micro(bool last) { gradients_->begin_micro(last); }
   /// A layer has added its part to this gradient.
@@ -60,6 +62,9 @@ class DataParallel {
   void added_by(const nn::Param& param, bool first_micro) {
     if (first_micro_ && first_micro_->overlaps()) first_micro_->added(param, first_micro);
   }
+  /// A backward of units of this key is over, on all ranks that share them: with find_unused nobody waits any longer for
+  /// what it left out.
+  void end_pass(int key = 0) { gradients_->end_pass(key); }
   /// The gradients of this key are complete.
   void start(int key) { gradients_->start(key); }
   /// Gradients of owned() are sums over all ranks. Seconds that this rank waited. A ConfigError names parameters that
@@ -124,12 +129,20 @@ class DataParallel {
 
   /// For optim::update; null where this rank's own sums are enough.
   const optim::AcrossRanks* across() { return across_.sum_parts ? &across_ : nullptr; }
+  /// With late updates: the same sums over other groups, for the thread that makes them.
+  const optim::AcrossRanks* late_across() { return late_across_.sum_parts ? &late_across_ : nullptr; }
 
   /// From now on the norms of each step's first micro-batch are taken, before sums over ranks; on all ranks together.
   void measure_first_micro(MeshGroups& groups, FirstMicroOptions options = {});
   /// After finish(): of each trainable parameter, the sum of squares of the gradient that the first micro-batch of each
-  /// data-parallel rank gave, times that rank's `factor`, summed over them. On all ranks together.
-  std::vector<double> first_micro_squares(double factor);
+  /// data-parallel rank gave, times that rank's factor, summed over them. On all ranks together.
+  std::vector<double> first_micro_squares(FirstMicroFactors factors);
+  /// FirstMicroNorms::of_experts.
+  const std::vector<bool>& first_micro_of_experts() const { return first_micro_->of_experts(); }
+  /// Who is to see what the first micro-batch adds, where others overlap with it; null: nobody.
+  nn::GradientWatch* first_micro_watch() {
+    return first_micro_ && first_micro_->overlaps() ? first_micro_.get() : nullptr;
+  }
 
   /// Layers that fetch weights when they run: put in place of each unit's (ZeRO, or offload from a GPU). Outlived by
   /// this object.
@@ -183,7 +196,7 @@ class DataParallel {
   std::unique_ptr<HostLink> link_;  // offload from a GPU only; goes before gradients_, whose memory it gives back
   std::unique_ptr<ShardedWeights> weights_;
   std::vector<SliceReduction> slices_;
-  optim::AcrossRanks across_;
+  optim::AcrossRanks across_, late_across_;
   std::unique_ptr<FirstMicroNorms> first_micro_;  // where asked for
 };
 

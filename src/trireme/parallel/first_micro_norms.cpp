@@ -1,5 +1,6 @@
 #include "trireme/parallel/first_micro_norms.h"
 
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
@@ -39,6 +40,8 @@ FirstMicroNorms::FirstMicroNorms(nn::Params& params, const BucketPlan& plan, Mes
     Part part{.trainable = trainables_++, .elements = c10::multiply_integers(nn::local_shape(param.placement))};
     present = layout::subtract(mesh, present, param.placement.absent_axes);
     const layout::AxisNames& in_bucket = plan.buckets[plan.bucket_of.at(&param)].axes;
+    part.experts = !layout::subtract(mesh, options_.experts, in_bucket).empty();
+    of_experts_.push_back(part.experts);
     // Copies that have the same small batch: what is summed along `rows` is one gradient on all of them.
     const layout::AxisNames model =
         layout::unite(mesh, layout::subtract(mesh, mesh.wide_axes(), in_bucket), options_.rows);
@@ -61,32 +64,40 @@ FirstMicroNorms::FirstMicroNorms(nn::Params& params, const BucketPlan& plan, Mes
       slice.elements += stretch.local.end - stretch.local.begin;
     }
     if (const auto tied = options_.tied.find(param.name); tied != options_.tied.end()) {
-      TRIREME_CHECK(part.sliced.empty(), "{} is tied over stages and a sum over other ranks too", param.name);
       part.tied = tied->second;
-      if (part.tied->rank() > 0) part.counted.clear();  // the first holder counts the sum
+      if (part.tied->rank() > 0) {  // the first holder counts the sum
+        part.counted.clear();
+        for (Part::Sliced& sliced : part.sliced) sliced.counted = false;
+      }
     }
     part_of_[&param] = parts_.size();
     parts_.emplace_back(&param, std::move(part));
   }
-  std::vector<layout::AxisNames> wanted{present, options_.rows};
+  const layout::AxisNames rows_of_experts = layout::subtract(mesh, options_.rows, options_.experts);
+  std::vector<layout::AxisNames> wanted{present, options_.rows, rows_of_experts};
   for (const Slice& slice : slices_) wanted.push_back(slice.axes);
   groups.agree_on(wanted);
   everyone_ = groups.along(present);
   rows_ = groups.along(options_.rows);
+  rows_of_experts_ = groups.along(rows_of_experts);
   for (Slice& slice : slices_) slice.group = groups.along(slice.axes);
 }
 
 void FirstMicroNorms::begin_step() {
   if (!std::exchange(ended_, false)) return;
   measured_.clear();
-  for (auto& [param, part] : parts_) part.others = false;
+  for (auto& [param, part] : parts_) {
+    part.others = part.watched = false;
+    part.sum = at::Tensor();
+  }
 }
 
 /// The sum over the ranks that have the same rows, in memory of its own where there are others.
-at::Tensor FirstMicroNorms::over_rows(const at::Tensor& gradient) const {
-  if (rows_ == nullptr) return gradient;
+at::Tensor FirstMicroNorms::over_rows(const at::Tensor& gradient, bool experts) const {
+  comm::Group* rows = experts ? rows_of_experts_ : rows_;
+  if (rows == nullptr) return gradient;
   at::Tensor sum = gradient.to(options_.buffers.dtype().toScalarType(), /*non_blocking=*/false, /*copy=*/true);
-  rows_->all_reduce(device::to_buffer(sum), comm::Reduce::kSum).wait();
+  rows->all_reduce(device::to_buffer(sum), comm::Reduce::kSum).wait();
   return sum;
 }
 
@@ -102,11 +113,39 @@ void FirstMicroNorms::measure(Part& part, const at::Tensor& flat) {
 
 void FirstMicroNorms::add(const Bucket& bucket, const at::Tensor& gradient) {
   begin_step();
-  const at::Tensor sum = over_rows(gradient);
+  const auto of_first = part_of_.find(bucket.members.front().param);  // a bucket's are reduced over the same ranks
+  const at::Tensor sum = over_rows(gradient, of_first != part_of_.end() && parts_[of_first->second].second.experts);
   for (const BucketMember& member : bucket.members) {
     const auto found = part_of_.find(member.param);
     if (found != part_of_.end()) measure(parts_[found->second].second, view_in(sum, member).reshape({-1}));
   }
+}
+
+void FirstMicroNorms::before(nn::Param& param) {
+  begin_step();
+  const auto found = part_of_.find(&param);
+  if (found == part_of_.end() || param.gradient_empty) return;
+  parts_[found->second].second.set_aside = std::exchange(param.gradient, at::empty_like(param.gradient));
+  param.gradient_empty = true;
+}
+
+void FirstMicroNorms::after(nn::Param& param) {
+  const auto found = part_of_.find(&param);
+  if (found == part_of_.end()) return;
+  Part& part = parts_[found->second].second;
+  part.watched = true;
+  if (param.gradient_empty) param.gradient.zero_();  // the layer had nothing to add
+  const at::Tensor here = over_rows(param.gradient.reshape({-1}), part.experts);
+  if (part.tied == nullptr && param.uses == 1) {
+    measure(part, here);
+  } else if (part.sum.defined()) {
+    part.sum.add_(here);
+  } else {
+    part.sum = here.to(options_.buffers.dtype().toScalarType(), /*non_blocking=*/false, /*copy=*/true);
+  }
+  if (!part.set_aside.defined()) return;
+  part.set_aside.add_(param.gradient);
+  param.gradient = std::exchange(part.set_aside, at::Tensor());
 }
 
 void FirstMicroNorms::added(const nn::Param& param, bool first) {
@@ -114,6 +153,7 @@ void FirstMicroNorms::added(const nn::Param& param, bool first) {
   const auto found = part_of_.find(&param);
   if (found == part_of_.end()) return;
   Part& part = parts_[found->second].second;
+  if (part.watched && first) return;
   if (!first) {
     part.others = true;
     return;
@@ -125,9 +165,9 @@ void FirstMicroNorms::added(const nn::Param& param, bool first) {
                     param.name),
         "set pipeline.schedule = \"1f1b\", or train.noise_scale = false");
   }
-  const at::Tensor sum = over_rows(param.gradient.reshape({-1}));
+  const at::Tensor sum = over_rows(param.gradient.reshape({-1}), part.experts);
   if (part.tied != nullptr) {
-    part.buffer = sum.to(options_.buffers.dtype().toScalarType(), /*non_blocking=*/false, /*copy=*/true);
+    part.sum = sum.to(options_.buffers.dtype().toScalarType(), /*non_blocking=*/false, /*copy=*/true);
     return;
   }
   // A layer that is used twice adds twice: what counts is the sum.
@@ -135,19 +175,25 @@ void FirstMicroNorms::added(const nn::Param& param, bool first) {
   measure(part, sum);
 }
 
-std::vector<double> FirstMicroNorms::take(double factor) {
+/// In one order on all holders of a tied parameter.
+void FirstMicroNorms::sum_tied() {
+  for (auto& [param, part] : parts_) {
+    if (part.tied != nullptr) {
+      if (!part.sum.defined()) part.sum = at::zeros({part.elements}, options_.buffers);  // without rows
+      part.tied->all_reduce(device::to_buffer(part.sum), comm::Reduce::kSum).wait();
+    }
+    if (part.sum.defined()) measure(part, part.sum);
+    part.sum = at::Tensor();
+  }
+}
+
+std::vector<double> FirstMicroNorms::take(FirstMicroFactors factors) {
   std::vector<double> squares(trainables_);
+  sum_tied();
   for (Slice& slice : slices_) {
     if (slice.group == nullptr) continue;
     if (!slice.buffer.defined()) slice.buffer = at::zeros({slice.elements}, options_.buffers);  // without rows
     slice.group->all_reduce(device::to_buffer(slice.buffer), comm::Reduce::kSum).wait();
-  }
-  for (auto& [param, part] : parts_) {  // in one order on all holders of a tied one
-    if (part.tied == nullptr) continue;
-    if (!part.buffer.defined()) part.buffer = at::zeros({part.elements}, options_.buffers);  // without rows
-    part.tied->all_reduce(device::to_buffer(part.buffer), comm::Reduce::kSum).wait();
-    measure(part, part.buffer);
-    part.buffer = at::Tensor();
   }
   for (const auto& [param, part] : parts_) {
     for (const Part::Sliced& sliced : part.sliced) {
@@ -162,7 +208,10 @@ std::vector<double> FirstMicroNorms::take(double factor) {
     for (const Measured& one : measured_) all.push_back(one.square.select(0, 0));
     const at::Tensor here = at::stack(all).cpu();
     const double* numbers = here.const_data_ptr<double>();
-    for (std::size_t i = 0; i < measured_.size(); ++i) squares[measured_[i].trainable] += factor * numbers[i];
+    for (std::size_t i = 0; i < measured_.size(); ++i) {
+      const std::size_t at = measured_[i].trainable;
+      squares[at] += (of_experts_[at] ? factors.experts : factors.dense) * numbers[i];
+    }
   }
   measured_.clear();
   for (Slice& slice : slices_) {

@@ -60,13 +60,34 @@ void GradientBuckets::begin_micro(bool last) {
 void GradientBuckets::added(nn::Param& param) {
   Bucket& bucket = plan_.buckets[plan_.bucket_of.at(&param)];
   member_of(bucket, param).contributed = true;
+  if (step_begun_) reducer_->progress();
   if (++bucket.arrived < bucket.expected) return;
-  if (options_.zero >= 2) {
+  if (goes_in_order()) {
+    launch_in_order(bucket.key, /*all=*/false);
+  } else if (options_.zero >= 2) {
     bucket.arrived = 0;
     launch(bucket);
   } else if (last_) {
     launch_ready();
   }
+}
+
+/// Up to the first that may still get something in this pass; or all that are left.
+void GradientBuckets::launch_in_order(int key, bool all) {
+  std::size_t& next = next_of_pass_[key];
+  for (; next < plan_.buckets.size(); ++next) {
+    Bucket& bucket = plan_.buckets[next];
+    if (bucket.key != key || !bucket.trainable) continue;
+    if (!all && bucket.arrived < bucket.expected) return;
+    bucket.arrived = 0;
+    launch(bucket);
+  }
+}
+
+void GradientBuckets::end_pass(int key) {
+  if (!goes_in_order()) return;
+  launch_in_order(key, /*all=*/true);
+  next_of_pass_[key] = 0;
 }
 
 /// Buckets go in one order on all ranks, whichever is full first.

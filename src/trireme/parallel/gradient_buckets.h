@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 
 #include "trireme/parallel/bucket.h"
@@ -25,6 +26,7 @@ class GradientBuckets {
   // DataParallel's calls of these names.
   void begin_micro(bool last);
   void added(nn::Param& param);
+  void end_pass(int key);
   void start(int key);
   void complete();
   void replayed();
@@ -55,6 +57,9 @@ class GradientBuckets {
   void provide_gradients();
   void launch(Bucket& bucket);
   void launch_ready();
+  /// ZeRO 2 and 3, where some parameters may add nothing in a pass: buckets of a key go in one order all the same.
+  bool goes_in_order() const { return options_.find_unused && options_.zero >= 2; }
+  void launch_in_order(int key, bool all);
   void settle(Bucket& bucket);
   void settle_arrived();
   void store(Bucket& bucket);
@@ -66,9 +71,10 @@ class GradientBuckets {
   HostLink* link_;
   BufferPool pool_;
   std::unique_ptr<BucketReducer> reducer_;
-  std::deque<Bucket*> in_flight_;  // ZeRO 2 and 3: sums under way, the oldest first
-  std::size_t next_ = 0;           // bucket to be launched, where they go in order
-  std::int64_t steps_ = 0;         // that were taken
+  std::deque<Bucket*> in_flight_;            // ZeRO 2 and 3: sums under way, the oldest first
+  std::size_t next_ = 0;                     // bucket to be launched, where they go in order
+  std::map<int, std::size_t> next_of_pass_;  // likewise, by key, where each pass has them go
+  std::int64_t steps_ = 0;                   // that were taken
   int micros_ = 0;
   bool last_ = false, step_begun_ = false;
 };

@@ -223,16 +223,17 @@ class Exchange {
 
 class GroupOwners final : public optim::MatrixOwners {
  public:
-  GroupOwners(std::vector<nn::Param*> matrices, MeshGroups& groups) : matrices_(std::move(matrices)), groups_(groups) {
+  GroupOwners(std::vector<nn::Param*> matrices, MeshGroups& groups, int lane)
+      : matrices_(std::move(matrices)), groups_(groups) {
     std::map<layout::AxisNames, std::vector<std::pair<std::size_t, nn::Param*>>> by_axes;
     for (std::size_t i = 0; i < matrices_.size(); ++i)
       by_axes[axes_of(groups.mesh(), *matrices_[i])].emplace_back(i, matrices_[i]);
     std::vector<layout::AxisNames> wanted;
     for (const auto& [axes, members] : by_axes) wanted.push_back(axes);
-    groups.agree_on(wanted);
+    groups.agree_on(wanted, /*lanes=*/1, lane);
     owned_.assign(matrices_.size(), true);
     for (auto& [axes, members] : by_axes) {
-      comm::Group* group = groups.along(axes);
+      comm::Group* group = groups.along(axes, lane);
       if (group == nullptr) {
         for (const auto& [index, param] : members) alone_.push_back(index);
         continue;
@@ -319,9 +320,9 @@ std::vector<int> share_out(std::span<const double> costs, int ranks) {
 }
 
 std::unique_ptr<optim::MatrixOwners> make_matrix_owners(const spec::OptimConfig& optim, nn::Params& owned,
-                                                        MeshGroups& groups) {
+                                                        MeshGroups& groups, int lane) {
   if (!spec::has_matrix_updates(optim.kind) || groups.mesh().ranks() == 1) return nullptr;
-  return std::make_unique<GroupOwners>(optim::matrices_of(optim, owned), groups);
+  return std::make_unique<GroupOwners>(optim::matrices_of(optim, owned), groups, lane);
 }
 
 }  // namespace trireme::parallel

@@ -15,9 +15,10 @@
 namespace trireme::parallel {
 
 /// Null where the optimizer treats no parameter as a matrix, or this rank holds everything alone. On all ranks
-/// together; `owned`, what this rank updates, and `groups` are borrowed.
+/// together; `owned`, what this rank updates, and `groups` are borrowed. `lane` of the groups: kUpdateLane where
+/// another thread than the rank's own updates.
 std::unique_ptr<optim::MatrixOwners> make_matrix_owners(const spec::OptimConfig& optim, nn::Params& owned,
-                                                        MeshGroups& groups);
+                                                        MeshGroups& groups, int lane = 0);
 
 /// Equally spaced stretches of the same length: runs of a placement as one strided copy.
 struct StridedRuns {

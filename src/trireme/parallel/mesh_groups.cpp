@@ -27,12 +27,13 @@ comm::Group* MeshGroups::along(const layout::AxisNames& axes, int lane) {
     const std::vector<int> members = mesh_.group(rank(), names);
     std::string name = fmt::format("{} {}", fmt::join(names, "."), members.front());
     if (lane > 0) name += fmt::format(" lane {}", lane);
+    if (lane == kUpdateLane) name += " of updates";
     entry->second = world_.split(members.front(), rank(), name);
   }
   return entry->second.get();
 }
 
-void MeshGroups::agree_on(const std::vector<layout::AxisNames>& wanted, int lanes) {
+void MeshGroups::agree_on(const std::vector<layout::AxisNames>& wanted, int lanes, int first) {
   if (world_.size() == 1) return;
   std::string mine;
   for (layout::AxisNames axes : wanted) {
@@ -52,7 +53,7 @@ void MeshGroups::agree_on(const std::vector<layout::AxisNames>& wanted, int lane
   for (std::string& text : split(everybodys, ';')) sets.insert(std::move(text));
   sets.erase("");  // what fills up shorter lists
   for (const std::string& axes : sets) {
-    for (int lane = 0; lane < lanes; ++lane) along(split(axes, ' '), lane);
+    for (int lane = first; lane < first + lanes; ++lane) along(split(axes, ' '), lane);
   }
 }
 

@@ -20,13 +20,16 @@ class MeshGroups {
   const layout::Mesh& mesh() const { return mesh_; }
   int rank() const { return world_.rank(); }
   comm::Group& world() { return world_; }
+  static constexpr int kUpdateLane = -1;  ///< calls of late updates, which another thread than the rank's own makes
+
   /// The ranks that differ from this one along these axes only; null where there is no other. Made when first asked
   /// for, by all ranks of the world together and in the same order.
   /// `lane`: another group of the same ranks, whose calls do not wait for those of the first.
   comm::Group* along(const layout::AxisNames& axes, int lane = 0);
   /// Makes all groups that some rank will ask for: ranks of other stages have other parameters, and want other groups.
-  /// On all ranks of the world together; the order of `wanted` does not matter. `lanes` of each, the same on all ranks.
-  void agree_on(const std::vector<layout::AxisNames>& wanted, int lanes = 1);
+  /// On all ranks of the world together; the order of `wanted` does not matter. `lanes` of each, from `first` on, the
+  /// same on all ranks.
+  void agree_on(const std::vector<layout::AxisNames>& wanted, int lanes = 1, int first = 0);
   /// Those that were asked for, by their axes, ascending.
   std::vector<comm::Group*> all() const;
 

@@ -160,7 +160,9 @@ void Executor::execute(const Instruction& it, std::size_t position, const Execut
     case Op::kBackwardInput:
       return backward(it.chunk, it.micro, /*weights=*/false);
     case Op::kBackwardWeight:
-      return passes_.backward_weight(it.chunk, it.micro);
+      passes_.backward_weight(it.chunk, it.micro);
+      if (data_parallel_ != nullptr) data_parallel_->end_pass(it.chunk);
+      return;
     case Op::kRecompute:
       return passes_.recompute(it.chunk, it.micro);
     case Op::kForwardBackward:
@@ -210,6 +212,7 @@ void Executor::forward(int chunk, int micro) {
 void Executor::backward(int chunk, int micro, bool weights) {
   portals_.before(chunk, micro, /*forward=*/false);
   passes_.backward(chunk, micro, weights);
+  if (weights && data_parallel_ != nullptr) data_parallel_->end_pass(chunk);
   if (waves_ != nullptr) waves_->returned(micro);
   portals_.after(chunk, micro, /*forward=*/false);
 }

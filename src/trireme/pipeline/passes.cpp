@@ -148,13 +148,8 @@ Passes::Pair& Passes::pair(int micro) {
                       micros_[static_cast<std::size_t>(first) + 1].micro.get()}) {
     each->context.divided = true;
   }
-  const nn::Context& context = pair.micro->context;
-  if (context.stash != nullptr) {
-    throw ConfigError(fmt::format("schedule {} cuts what a forward of two micros leaves between their backwards, and "
-                                  "train.offload_activations sends it to the host as one",
-                                  table_.name),
-                      "set train.offload_activations = false, or take pipeline.schedule = \"chimera\"");
-  }
+  pair.micro->context.division = {.first = rows_of(*micros_[static_cast<std::size_t>(first)].micro),
+                                  .rows = rows_of(*pair.micro)};
   return pair;
 }
 

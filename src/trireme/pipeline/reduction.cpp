@@ -28,6 +28,8 @@ GradientReduction::GradientReduction(std::span<const ParamHolders> param_holders
       copies = group->second.get();
     }
     if (!mine) continue;
+    const bool known = std::ranges::find(twins_, copies) != twins_.end();
+    if (held.chunks.size() == 1 && copies != nullptr && !known) twins_.push_back(copies);
     nn::Param& param = owned.at(held.param);
     reduced_.push_back({.param = &param,
                         .copies = copies,

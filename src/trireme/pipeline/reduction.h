@@ -61,6 +61,8 @@ class GradientReduction {
   /// Most bytes that sums for later updates took at once.
   std::int64_t delayed_bytes() const { return delayed_bytes_; }
   comm::Group& pipeline() { return pipeline_; }
+  /// The ranks of the pipeline that hold chunks of this one too, together; none: no other does.
+  const std::vector<comm::Group*>& twins() const { return twins_; }
   /// As layers compute with them: with ZeRO not what is updated.
   nn::Params& layer_params() { return params_; }
   parallel::DataParallel* data_parallel() { return data_parallel_; }
@@ -84,8 +86,9 @@ class GradientReduction {
   nn::Params& params_;
   parallel::DataParallel* data_parallel_;
   std::map<std::vector<int>, std::unique_ptr<comm::Group>> groups_;  // by their ranks; null: without this rank
-  std::vector<Reduced> reduced_;                                     // in the order of the whole model
-  std::vector<bool> counted_;  // by trainable parameter, in their order: whether this rank counts it in norms
+  std::vector<comm::Group*> twins_;
+  std::vector<Reduced> reduced_;  // in the order of the whole model
+  std::vector<bool> counted_;     // by trainable parameter, in their order: whether this rank counts it in norms
   comm::Batch under_way_;
   int delay_ = 0;
   ScaleOf scale_of_;

@@ -15,6 +15,7 @@
 #include "trireme/schedule/check.h"
 #include "trireme/schedule/passes.h"
 #include "trireme/spec/rules.h"
+#include "trireme/spec/server_updates.h"
 
 namespace trireme::plan {
 namespace {
@@ -108,19 +109,28 @@ class Examination {
     checkup_.stages = stage_memories(options_.hardware, job, config);
     checkup_.estimate = estimate(options_.hardware, job, config);
     if (recipe_.compress.kind != spec::CompressKind::kNone) note_compression(job, config);
-    if (recipe_.train.mode == spec::TrainMode::kDownpour) note_downpour(job, config);
+    if (recipe_.train.mode != spec::TrainMode::kSynchronous) note_servers(job, config);
     if (options_.judge_memory && !checkup_.estimate->memory.fits) add_too_full(job, config);
   }
 
-  /// Pushes and pulls in place of the all-reduce that the estimate has.
-  void note_downpour(const Job& job, const ParallelConfig& config) {
+  /// Messages to servers in place of the all-reduce that the estimate has.
+  void note_servers(const Job& job, const ParallelConfig& config) {
     const bool one_node = options_.ranks <= options_.hardware.cluster.gpus_per_node;
     const DownpourTask task{
         .replicas = config.dp(),
         .compute_s = checkup_.estimate->time.work.total(),
         .bytes_per_second = one_node ? options_.hardware.link_bandwidth() : options_.hardware.network_bandwidth()};
     const auto parameters = static_cast<double>(spec::count_parameters(job.shape).total());
-    checkup_.notes.push_back(fmt::format("downpour: {}", to_text(price_downpour(recipe_, parameters, task), task)));
+    if (recipe_.train.mode == spec::TrainMode::kDownpour) {
+      checkup_.notes.push_back(fmt::format("downpour: {}", to_text(price_downpour(recipe_, parameters, task), task)));
+      return;
+    }
+    const std::int64_t rows = recipe_.batch.global_batch_tokens / job.seq_len,
+                       all = std::int64_t{spec::kSandblasterPortions} * task.replicas;
+    const std::int64_t portions =
+        std::min(rows, recipe_.train.micro_batch_size ? rows / *recipe_.train.micro_batch_size : all);
+    const auto price = price_sandblaster(parameters, portions, spec::kSandblasterVectors, task);
+    checkup_.notes.push_back(fmt::format("sandblaster: {}; L-BFGS takes the place of [optim]", to_text(price, task)));
   }
 
   /// What it saves and from which bandwidth on it pays, on the network of the recipe or the hardware.

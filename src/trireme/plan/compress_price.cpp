@@ -94,6 +94,15 @@ double rounds(const spec::CompressConfig& compress, int copies) {
   }
 }
 
+/// How many of so many bytes of gradients are exchanged by themselves, from when they are full.
+double early_buckets(const spec::Recipe& recipe, double gradient_bytes) {
+  const spec::CompressConfig& compress = recipe.compress;
+  const bool waits = !compress.overlap || compress.local_clip || compress.kind == CompressKind::kCsc ||
+                     spec::lets_copies_drift(compress.kind) || recipe.run.device == spec::DeviceKind::kCuda;
+  const double size = recipe.layout.bucket_mb * 1e6;
+  return waits || size <= 0 ? 1 : std::max(1.0, std::ceil(gradient_bytes / size));
+}
+
 double delta_bytes(spec::DeltaDtype type) {
   return type == spec::DeltaDtype::kFp32 ? 4 : type == spec::DeltaDtype::kFp16 ? 2 : 1;
 }
@@ -106,7 +115,10 @@ double CompressPrice::dense_step(const CompressTask& task, double bandwidth) con
 }
 
 double CompressPrice::step(const CompressTask& task, double bandwidth) const {
-  return task.compute_s + kernel_s + sent_bytes / bandwidth + messages * task.latency_s;
+  // Evenly filled in the course of backward: what counts is when the first one sets out, or when the last one does.
+  const double backward = 2.0 / 3 * task.compute_s, wire = sent_bytes / bandwidth;
+  const double exposed = std::max(backward / buckets + wire, backward + wire / buckets) - backward;
+  return task.compute_s + kernel_s + exposed + messages * task.latency_s;
 }
 
 CompressPrice price_compression(const spec::Recipe& recipe, const spec::ModelShape& shape, const CompressTask& task) {
@@ -137,6 +149,7 @@ CompressPrice price_compression(const spec::Recipe& recipe, const spec::ModelSha
     const double width = compress.kind == CompressKind::kDiloco ? delta_bytes(compress.delta_dtype) : 4;
     price.sent_bytes = 2.0 * (task.copies - 1) / task.copies * width * elements / every;
   }
+  price.buckets = early_buckets(recipe, 4 * elements);
   price.kernel_s = elements * kernel_ns(compress) * 1e-9 / every;
   price.messages = task.copies > 1 ? rounds(compress, task.copies) / every : 0;
   // Both sides are monotonic in 1 / bandwidth, and only the dense one has a part that is hidden: one crossing at most.

@@ -4,9 +4,9 @@
 //   price.sent_bytes, price.dense_bytes       of a step, by one copy
 //   price.pays_below                          bytes a second between copies; nothing: at none
 //
-// A dense reduction hides behind two thirds of a step's computing (backward); compression comes after it and costs time
-// of its own, by element and method, which bench/compress_torch measured. So what is saved on a slow network is lost
-// on a fast one.
+// A dense reduction hides behind two thirds of a step's computing (backward). Compressed buckets do so too, all but the
+// last one, or nothing does (CSC, local clipping, local updates, GPUs); and compression costs time of its own, by
+// element and method, which bench/compress_torch measured. So what is saved on a slow network is lost on a fast one.
 // Depends on: spec.
 #pragma once
 
@@ -28,6 +28,7 @@ struct CompressPrice {
   double sent_bytes = 0;   ///< in a compressed one; of local updates and dense first steps the mean over many
   double kernel_s = 0;     ///< of compressing and decompressing, on one core
   double messages = 0;     ///< one after the other, in a step
+  double buckets = 1;      ///< that are exchanged one by one beside backward; 1: all after it
   std::optional<double> pays_below;
 
   /// Of a step at this bandwidth, in bytes a second.

@@ -224,12 +224,15 @@ std::vector<Feature> features_of_steps() {
       {"progressive layer dropping", "", [](Recipe& r) { r.train.layer_keep = 0.5; }},
       {"frozen parameters", "", [](Recipe& r) { r.train.freeze = {"layers.*.mlp.*"}; }},
       {"CUDA graphs", "", [](Recipe& r) { take_gpu(r), r.train.cuda_graphs = true; }},
-      {"Downpour SGD", "",
+      {"Downpour SGD", "mode",
        [](Recipe& r) {
          take_replicas(r, 2);
          r.train.mode = spec::TrainMode::kDownpour;
-         r.optim.kind = spec::OptimizerKind::kAdagrad;
-         r.optim.weight_decay = r.optim.grad_clip_norm = 0;
+       }},
+      {"Sandblaster L-BFGS", "mode",
+       [](Recipe& r) {
+         take_replicas(r, 2);
+         r.train.mode = spec::TrainMode::kSandblaster;
        }},
       {"work stealing", "",
        [](Recipe& r) {

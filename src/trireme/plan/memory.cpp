@@ -127,6 +127,7 @@ struct States {
   double whole_gradients = 0;                                   ///< before the cut
   double owned_gradients = 0;                                   ///< of those that the rank updates
   double owned = 0;                                             ///< parameters that it updates
+  double averages = 0;                                          ///< of weights (optim.ema_decay)
   double updated = 0;                                           ///< bytes of them: master weights, or weights
   double matrices = 0;                                          ///< of them, elements of layers' matrices
   double owned_narrow = 0;                                      ///< of them, those with gradients below the full type
@@ -147,6 +148,7 @@ States states_of(const Job& job, const ParallelConfig& config, const HeldParamet
     out.whole_gradients += count * each.gradient;
     out.owned_gradients += count * each.gradient * cut(1);
     out.owned += count * cut(1);
+    if (job.optim.ema_decay) out.averages += count * cut(1) * job.sum_bytes();
     out.updated += count * (each.master > 0 ? each.master : each.weight) * cut(1);
     if (each.gradient < job.sum_bytes()) out.owned_narrow += count * cut(1);
   };
@@ -200,14 +202,14 @@ class Account {
       const spec::LayoutConfig& layout = config_.layout;
       const bool rounded = layout.reduce == spec::ReduceKind::kBf16 && layout.zero == 0 && config_.ranks() == 1;
       const double sums = rounded ? states_.owned * job_.compute_bytes() : states_.owned_gradients;
-      memory_.host = states_.masters + states_.moments + sums * (layout.delayed_update ? 2 : 1) +
+      memory_.host = states_.masters + states_.moments + states_.averages + sums * (layout.delayed_update ? 2 : 1) +
                      states_.owned * job_.compute_bytes() + directions;
       if (layout.zero < 2) memory_[Use::kGradients] = states_.whole_gradients;
       return;
     }
     memory_[Use::kMasterWeights] = states_.masters;
     memory_[Use::kGradients] = states_.gradients;
-    memory_[Use::kOptimizerState] = states_.moments;
+    memory_[Use::kOptimizerState] = states_.moments + states_.averages;
     memory_[Use::kDirections] = directions;
   }
 
@@ -266,7 +268,12 @@ class Account {
   /// Attention with relative position biases holds its scores, their gradients and one more of all pairs.
   double scores() const {
     if (job_.shape.position_kind != spec::PositionKind::kRelative) return 0;
-    return 3 * activations_.tokens * static_cast<double>(job_.seq_len * job_.shape.num_heads) / config_.layout.tp *
+    // A ring has one block of keys at a time, and one of each rank's two blocks of queries.
+    const spec::LayoutConfig& layout = config_.layout;
+    const bool ring = layout.cp_kind == spec::ContextKind::kRing && layout.cp > layout.cp_ulysses;
+    const int outer = ring ? layout.cp / layout.cp_ulysses : 1, stretches = job_.seq_len % (2 * outer) == 0 ? 2 : 1;
+    const double blocks = ring ? static_cast<double>(outer * stretches * stretches) : 1;
+    return 3 * activations_.tokens * static_cast<double>(job_.seq_len * job_.shape.num_heads) / blocks / layout.tp *
            job_.sum_bytes();
   }
 

@@ -24,22 +24,13 @@ Prediction prediction_of(schedule::WeightChoice law) {
   return law == schedule::WeightChoice::kPredictAdam ? Prediction::kAdam : Prediction::kNone;
 }
 
-/// Weights' gradients arise in backward, the head's in the forward pass of the last chunk, which tells of them on its
-/// way back.
-bool first_micro_leads(const schedule::Schedule& table, bool tied) {
-  const int last = table.last_chunk(), chunks = table.chunks();
-  const auto head = static_cast<std::size_t>(tied ? 0 : chunks);
+/// Of embeddings and heads, whose weight gradients arise in other passes, others may come before: these layers let what
+/// the first micro-batch adds be told apart (nn::GradientWatch).
+bool first_micro_leads(const schedule::Schedule& table) {
   for (const auto& list : table.ranks) {
-    std::vector<bool> others(static_cast<std::size_t>(chunks) + 1, false);  // have added to this chunk; last: the head
+    std::vector<bool> others(static_cast<std::size_t>(table.chunks()), false);  // have added to this chunk
     for (const schedule::Instruction& one : list) {
       if (one.op == schedule::Op::kOptimizerStep) break;
-      // Where an instruction does both, forward comes first.
-      for (int i = 0; schedule::does_forward(one) && one.chunk == last && i < schedule::forward_count(one); ++i) {
-        if (one.micro + i != 0) others[head] = true;
-      }
-      if (schedule::does_input_gradient(one) && schedule::backward_chunk(one) == last &&
-          schedule::backward_micro(one) == 0 && others[head])
-        return false;
       if (!schedule::does_weight_gradient(one)) continue;
       const auto chunk = static_cast<std::size_t>(schedule::backward_chunk(one));
       if (schedule::backward_micro(one) != 0)
@@ -62,7 +53,7 @@ spec::ScheduleTraits traits_of_file(const std::string& name, int stages) {
     traits.doubled_forward = schedule::micros_of_forward(table) == 2;
     traits.least_rows = table.micro_parts;
     traits.default_chunks = table.chunks() / std::max(1, stages);
-    traits.first_micro_leads = [table](int, int, bool tied) { return first_micro_leads(table, tied); };
+    traits.first_micro_leads = [table](int, int) { return first_micro_leads(table); };
     // One step can be repeated where it ends before the next begins.
     const bool repeats = table.steps() == 1 && !traits.asynchronous && !schedule::has_transfers(table);
     if (!repeats) traits.steps = table.steps();
@@ -132,9 +123,9 @@ spec::ScheduleTraits schedule_traits(const spec::Recipe& recipe) {
     traits.bidirectional = small.routes.size() > 1;
     traits.doubled_forward = schedule::micros_of_forward(small) == 2;
     traits.least_rows = small.micro_parts;
-    traits.first_micro_leads = [kind = std::string(kind.name), stages](int micros, int chunks, bool tied) {
+    traits.first_micro_leads = [kind = std::string(kind.name), stages](int micros, int chunks) {
       const schedule::Shape shape{.ranks = stages, .micros = micros, .chunks_per_rank = chunks};
-      return first_micro_leads(schedule::build(kind, shape), tied);
+      return first_micro_leads(schedule::build(kind, shape));
     };
     traits.refuses = [refuses = kind.refuses, stages](int micros, int chunks) {
       return refuses({.ranks = stages, .micros = micros, .chunks_per_rank = chunks});

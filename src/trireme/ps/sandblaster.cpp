@@ -46,6 +46,8 @@ struct Unpacked {
   std::vector<double> values;
 };
 
+std::vector<std::byte> pack_stop() { return pack({.op = ShardCommand::Op::kStop}); }
+
 Unpacked receive_command(comm::Mailbox& mailbox, std::uint32_t tag) {
   const comm::Mail mail = mailbox.receive(tag);
   Unpacked unpacked{.from = mail.from, .command = {}, .values = {}};
@@ -56,16 +58,6 @@ Unpacked receive_command(comm::Mailbox& mailbox, std::uint32_t tag) {
     std::memcpy(unpacked.values.data(), mail.bytes.data() + sizeof unpacked.command,
                 unpacked.values.size() * sizeof(double));
   return unpacked;
-}
-
-/// Which server has which keys: the ring's ranges, one list a server.
-std::vector<std::vector<Segment>> shards_of(std::uint64_t keys, int servers) {
-  std::vector<int> names;
-  for (int i = 0; i < servers; ++i) names.push_back(1 + i);
-  std::vector<std::vector<Segment>> shards(static_cast<std::size_t>(servers));
-  for (const PlacedRange& range : HashRing(names).place(keys, 1))
-    shards[static_cast<std::size_t>(range.chain.front() - 1)].push_back(range.keys);
-  return shards;
 }
 
 std::vector<double> gather(std::span<const double> all, const std::vector<Segment>& segments) {
@@ -88,9 +80,29 @@ void scatter(std::span<const double> part, const std::vector<Segment>& segments,
   }
 }
 
-/// A server: slots of its keys, and portions added in order.
-void run_shard(comm::Mailbox& mailbox, std::uint64_t keys, int slots) {
-  LocalVectors shard(keys, slots, 0, nullptr);
+}  // namespace
+
+Shards ring_shards(std::uint64_t keys, int servers) {
+  std::vector<int> names;
+  for (int i = 0; i < servers; ++i) names.push_back(1 + i);
+  Shards shards(static_cast<std::size_t>(servers));
+  for (const PlacedRange& range : HashRing(names).place(keys, 1))
+    shards[static_cast<std::size_t>(range.chain.front() - 1)].push_back(range.keys);
+  return shards;
+}
+
+Shards even_shards(std::uint64_t keys, int servers) {
+  Shards shards(static_cast<std::size_t>(servers));
+  const auto count = static_cast<std::uint64_t>(servers);
+  for (std::uint64_t i = 0; i < count; ++i) {
+    const Segment part{keys * i / count, keys * (i + 1) / count};
+    if (part.begin < part.end) shards[i].push_back(part);
+  }
+  return shards;
+}
+
+/// Slots of a server's keys, and portions added in order.
+void run_shard(comm::Mailbox& mailbox, LocalVectors& shard) {
   std::uint64_t step = 0;
   int target = 0, added = 0;
   std::map<int, std::vector<double>> early;  // portions that wait for one before them; bounded by those that are out
@@ -115,10 +127,12 @@ void run_shard(comm::Mailbox& mailbox, std::uint64_t keys, int slots) {
         shard.copy(command.a, command.b);
         break;
       case ShardCommand::Op::kRead:
-        values = shard.slot(command.a);
+        values.assign(shard.slot(command.a).begin(), shard.slot(command.a).end());
         break;
       case ShardCommand::Op::kWrite:
-        shard.slot(command.a) = std::move(got.values);
+        TRIREME_CHECK(got.values.size() == shard.slot(command.a).size(), "{} values for a shard of {}",
+                      got.values.size(), shard.slot(command.a).size());
+        std::ranges::copy(got.values, shard.slot(command.a).begin());
         break;
       case ShardCommand::Op::kBegin:
         step = command.step;
@@ -130,7 +144,7 @@ void run_shard(comm::Mailbox& mailbox, std::uint64_t keys, int slots) {
       case ShardCommand::Op::kAddPortion:
         if (command.step == step && command.portion >= added) early.try_emplace(command.portion, std::move(got.values));
         for (auto next = early.find(added); next != early.end(); next = early.find(added)) {
-          std::vector<double>& total = shard.slot(target);
+          const std::span<double> total = shard.slot(target);
           for (std::size_t i = 0; i < total.size(); ++i) total[i] += next->second[i];
           early.erase(next);
           ++added;
@@ -146,32 +160,35 @@ void run_shard(comm::Mailbox& mailbox, std::uint64_t keys, int slots) {
   }
 }
 
-void run_replica(comm::Mailbox& mailbox, const SandblasterOptions& options, std::uint64_t keys,
-                 const PortionLoss& loss) {
-  const auto shards = shards_of(keys, options.servers);
+void read_slot(comm::Mailbox& mailbox, const Shards& shards, int slot, std::span<double> values) {
+  for (std::size_t server = 0; server < shards.size(); ++server)
+    mailbox.post(1 + static_cast<int>(server), kCommandTag, 0, pack({.op = ShardCommand::Op::kRead, .a = slot}));
+  for (std::size_t i = 0; i < shards.size(); ++i) {
+    const Unpacked part = receive_command(mailbox, kAnswerTag);
+    scatter(part.values, shards[static_cast<std::size_t>(part.from - 1)], values);
+  }
+}
+
+void run_replica(comm::Mailbox& mailbox, const Shards& shards, std::uint64_t keys, const PortionLoss& loss) {
+  const int servers = static_cast<int>(shards.size());
   std::vector<double> weights(keys), gradient(keys);
   std::uint64_t read_at = 0;  // the step that the weights are of
   while (true) {
     Unpacked work = receive_command(mailbox, kCommandTag);
     if (work.command.op == ShardCommand::Op::kStop) return;
     if (read_at != work.command.step) {
-      for (int server = 0; server < options.servers; ++server)
-        mailbox.post(1 + server, kCommandTag, 0, pack({.op = ShardCommand::Op::kRead, .a = work.command.a}));
-      for (int i = 0; i < options.servers; ++i) {
-        const Unpacked part = receive_command(mailbox, kAnswerTag);
-        scatter(part.values, shards[static_cast<std::size_t>(part.from - 1)], weights);
-      }
+      read_slot(mailbox, shards, work.command.a, weights);
       read_at = work.command.step;
     }
     std::ranges::fill(gradient, 0.0);
     const double value = loss(work.command.portion, weights, gradient);
-    for (int server = 0; server < options.servers; ++server) {
+    for (int server = 0; server < servers; ++server) {
       mailbox.post(
           1 + server, kCommandTag, 0,
           pack({.op = ShardCommand::Op::kAddPortion, .portion = work.command.portion, .step = work.command.step},
                gather(gradient, shards[static_cast<std::size_t>(server)])));
     }
-    for (int i = 0; i < options.servers; ++i) receive_command(mailbox, kAnswerTag);
+    for (int i = 0; i < servers; ++i) receive_command(mailbox, kAnswerTag);
     mailbox.post(0, kAnswerTag, 0,
                  pack({.op = ShardCommand::Op::kWorked,
                        .portion = work.command.portion,
@@ -180,132 +197,139 @@ void run_replica(comm::Mailbox& mailbox, const SandblasterOptions& options, std:
   }
 }
 
-/// The coordinator's view of the slots.
-class RemoteVectors final : public VectorSpace {
- public:
-  RemoteVectors(comm::Mailbox& mailbox, const SandblasterOptions& options, std::uint64_t keys, int portions,
-                SandblasterResult& result)
-      : mailbox_(mailbox),
-        options_(options),
-        shards_(shards_of(keys, options.servers)),
-        portions_(portions),
-        result_(result) {}
-
-  double dot(int a, int b) override {
-    std::vector<TwoSum> parts(static_cast<std::size_t>(options_.servers));
-    for (const Unpacked& answer : command({.op = ShardCommand::Op::kDot, .a = a, .b = b}))
-      parts[static_cast<std::size_t>(answer.from - 1)] = {answer.command.factor, answer.command.low};
-    TwoSum sum;
-    for (const TwoSum& part : parts) sum.add(part);
-    return sum.value();
-  }
-  void scale(int a, double factor) override { command({.op = ShardCommand::Op::kScale, .a = a, .factor = factor}); }
-  void axpy(double factor, int a, int b) override {
-    command({.op = ShardCommand::Op::kAxpy, .a = a, .b = b, .factor = factor});
-  }
-  void copy(int a, int b) override { command({.op = ShardCommand::Op::kCopy, .a = a, .b = b}); }
-
-  double evaluate(int weights, int gradient) override {
-    ++step_;
-    command({.op = ShardCommand::Op::kBegin, .b = gradient, .step = step_});
-    PortionScheduler scheduler(portions_, options_.backup);
-    std::vector<double> losses(static_cast<std::size_t>(portions_));
-    const auto give = [&](int replica) {
-      if (busy_[replica]) return;
-      if (const auto portion = scheduler.next(replica)) {
-        busy_[replica] = true;
-        mailbox_.post(1 + options_.servers + replica, kCommandTag, 0,
-                      pack({.op = ShardCommand::Op::kWork, .a = weights, .portion = *portion, .step = step_}));
-      }
-    };
-    for (int replica = 0; replica < options_.replicas; ++replica) give(replica);
-    while (!scheduler.complete()) {
-      const Unpacked answer = receive_command(mailbox_, kAnswerTag);
-      const int replica = answer.from - 1 - options_.servers;
-      busy_[replica] = false;  // also when it was still at a portion of the step before
-      if (answer.command.step == step_ && scheduler.done(answer.command.portion)) {
-        losses[static_cast<std::size_t>(answer.command.portion)] = answer.command.factor;
-        ++result_.portions_of[static_cast<std::size_t>(replica)];
-      }
-      give(replica);
-    }
-    result_.backups += scheduler.backups();
-    double loss = 0;
-    for (const double part : losses) loss += part;
-    return loss;
-  }
-
-  void write(int slot, std::span<const double> values) {
-    for (int server = 0; server < options_.servers; ++server) {
-      mailbox_.post(
-          1 + server, kCommandTag, 0,
-          pack({.op = ShardCommand::Op::kWrite, .a = slot}, gather(values, shards_[static_cast<std::size_t>(server)])));
-    }
-    answers();
-  }
-  void read(int slot, std::span<double> values) {
-    for (const Unpacked& answer : command({.op = ShardCommand::Op::kRead, .a = slot}))
-      scatter(answer.values, shards_[static_cast<std::size_t>(answer.from - 1)], values);
-  }
-  void stop() {
-    // A replica may still be at a portion that somebody else answered first.
-    for (auto& [replica, busy] : busy_) {
-      while (busy) {
-        const Unpacked answer = receive_command(mailbox_, kAnswerTag);
-        if (answer.from > options_.servers) busy_[answer.from - 1 - options_.servers] = false;
-      }
-    }
-    for (int node = 1; node < sandblaster_mailboxes(options_); ++node)
-      mailbox_.post(node, kCommandTag, 0, pack({.op = ShardCommand::Op::kStop}));
-  }
-
- private:
-  std::vector<Unpacked> command(const ShardCommand& command) {
-    for (int server = 0; server < options_.servers; ++server) mailbox_.post(1 + server, kCommandTag, 0, pack(command));
-    return answers();
-  }
-  /// One of each server; answers of replicas to a step that is over may come between them.
-  std::vector<Unpacked> answers() {
-    std::vector<Unpacked> all;
-    while (all.size() < static_cast<std::size_t>(options_.servers)) {
-      Unpacked answer = receive_command(mailbox_, kAnswerTag);
-      if (answer.from <= options_.servers) {
-        all.push_back(std::move(answer));
-      } else {
-        busy_[answer.from - 1 - options_.servers] = false;
-      }
-    }
-    return all;
-  }
-
-  comm::Mailbox& mailbox_;
-  const SandblasterOptions& options_;
-  const std::vector<std::vector<Segment>> shards_;
-  const int portions_;
-  SandblasterResult& result_;
-  std::map<int, bool> busy_;
-  std::uint64_t step_ = 0;
+struct Coordinator::Answer {
+  int from = 0;
+  double high = 0, low = 0;  // of a dot product
+  std::vector<double> values;
 };
 
-}  // namespace
+Coordinator::Coordinator(comm::Mailbox& mailbox, Shards shards, int replicas, int portions, bool backup)
+    : mailbox_(mailbox),
+      shards_(std::move(shards)),
+      replicas_(replicas),
+      portions_(portions),
+      backup_(backup),
+      portions_of_(static_cast<std::size_t>(replicas)) {}
+
+double Coordinator::dot(int a, int b) {
+  std::vector<TwoSum> parts(shards_.size());
+  for (const Answer& answer : command(pack({.op = ShardCommand::Op::kDot, .a = a, .b = b})))
+    parts[static_cast<std::size_t>(answer.from - 1)] = {answer.high, answer.low};
+  TwoSum sum;
+  for (const TwoSum& part : parts) sum.add(part);
+  return sum.value();
+}
+
+void Coordinator::scale(int a, double factor) {
+  command(pack({.op = ShardCommand::Op::kScale, .a = a, .factor = factor}));
+}
+
+void Coordinator::axpy(double factor, int a, int b) {
+  command(pack({.op = ShardCommand::Op::kAxpy, .a = a, .b = b, .factor = factor}));
+}
+
+void Coordinator::copy(int a, int b) { command(pack({.op = ShardCommand::Op::kCopy, .a = a, .b = b})); }
+
+double Coordinator::evaluate(int weights, int gradient) {
+  ++step_;
+  command(pack({.op = ShardCommand::Op::kBegin, .b = gradient, .step = step_}));
+  PortionScheduler scheduler(portions_, backup_);
+  std::vector<double> losses(static_cast<std::size_t>(portions_));
+  const auto give = [&](int replica) {
+    if (busy_[replica]) return;
+    if (const auto portion = scheduler.next(replica)) {
+      busy_[replica] = true;
+      mailbox_.post(1 + servers() + replica, kCommandTag, 0,
+                    pack({.op = ShardCommand::Op::kWork, .a = weights, .portion = *portion, .step = step_}));
+    }
+  };
+  for (int replica = 0; replica < replicas_; ++replica) give(replica);
+  while (!scheduler.complete()) {
+    const Unpacked answer = receive_command(mailbox_, kAnswerTag);
+    const int replica = answer.from - 1 - servers();
+    busy_[replica] = false;  // also when it was still at a portion of the step before
+    if (answer.command.step == step_ && scheduler.done(answer.command.portion)) {
+      losses[static_cast<std::size_t>(answer.command.portion)] = answer.command.factor;
+      ++portions_of_[static_cast<std::size_t>(replica)];
+    }
+    give(replica);
+  }
+  backups_ += scheduler.backups();
+  double loss = 0;
+  for (const double part : losses) loss += part;
+  return loss;
+}
+
+void Coordinator::write(int slot, std::span<const double> values) {
+  for (int server = 0; server < servers(); ++server) {
+    mailbox_.post(
+        1 + server, kCommandTag, 0,
+        pack({.op = ShardCommand::Op::kWrite, .a = slot}, gather(values, shards_[static_cast<std::size_t>(server)])));
+  }
+  answers();
+}
+
+void Coordinator::read(int slot, std::span<double> values) {
+  for (const Answer& answer : command(pack({.op = ShardCommand::Op::kRead, .a = slot})))
+    scatter(answer.values, shards_[static_cast<std::size_t>(answer.from - 1)], values);
+}
+
+void Coordinator::release_replicas() {
+  // One may still be at a portion that somebody else answered first.
+  for (auto& [replica, busy] : busy_) {
+    while (busy) {
+      const Unpacked answer = receive_command(mailbox_, kAnswerTag);
+      if (answer.from > servers()) busy_[answer.from - 1 - servers()] = false;
+    }
+  }
+  for (int replica = 0; replica < replicas_; ++replica)
+    mailbox_.post(1 + servers() + replica, kCommandTag, 0, pack_stop());
+}
+
+void Coordinator::release_shards() {
+  for (int server = 0; server < servers(); ++server) mailbox_.post(1 + server, kCommandTag, 0, pack_stop());
+}
+
+std::vector<Coordinator::Answer> Coordinator::command(std::span<const std::byte> command) {
+  for (int server = 0; server < servers(); ++server) mailbox_.post(1 + server, kCommandTag, 0, command);
+  return answers();
+}
+
+/// One of each server; answers of replicas to a step that is over may come between them.
+std::vector<Coordinator::Answer> Coordinator::answers() {
+  std::vector<Answer> all;
+  while (all.size() < shards_.size()) {
+    Unpacked answer = receive_command(mailbox_, kAnswerTag);
+    if (answer.from <= servers()) {
+      all.push_back({answer.from, answer.command.factor, answer.command.low, std::move(answer.values)});
+    } else {
+      busy_[answer.from - 1 - servers()] = false;
+    }
+  }
+  return all;
+}
 
 void run_sandblaster(comm::Mailbox& mailbox, const SandblasterOptions& options, std::span<const double> start,
                      const PortionLoss& loss, SandblasterResult& result) {
   const std::uint64_t keys = start.size();
   const int me = mailbox.address();
-  if (me > options.servers) return run_replica(mailbox, options, keys, loss);
+  const Shards shards = ring_shards(keys, options.servers);
+  if (me > options.servers) return run_replica(mailbox, shards, keys, loss);
   if (me > 0) {
-    const auto shards = shards_of(keys, options.servers);
-    return run_shard(mailbox, count_keys(shards[static_cast<std::size_t>(me - 1)]), lbfgs_slots(options.lbfgs.history));
+    LocalVectors shard(count_keys(shards[static_cast<std::size_t>(me - 1)]), lbfgs_slots(options.lbfgs.history), 0,
+                       nullptr);
+    return run_shard(mailbox, shard);
   }
-  result.portions_of.assign(static_cast<std::size_t>(options.replicas), 0);
   const int portions = options.portions > 0 ? options.portions : kPortionsPerReplica * options.replicas;
-  RemoteVectors space(mailbox, options, keys, portions, result);
+  Coordinator space(mailbox, shards, options.replicas, portions, options.backup);
   space.write(kWeightSlot, start);
   result.report = minimize_lbfgs(space, options.lbfgs);
   result.weights.resize(keys);
   space.read(kWeightSlot, result.weights);
-  space.stop();
+  space.release_replicas();
+  space.release_shards();
+  result.backups = space.backups();
+  result.portions_of = space.portions_of();
 }
 
 }  // namespace trireme::ps

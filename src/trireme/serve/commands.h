@@ -1,7 +1,7 @@
 // serve/commands.h -- what the program may ask of this room. No tensor type crosses this line.
 //
 //   const auto* serve = Plugin::load("runtime").function<serve::Entry>(serve::kEntry)();
-//   serve->probe({.model = "gpt2", .ids = "ids.json", .out = "probe.safetensors"});
+//   serve->probe({.model = "gpt2", .ids = "ids.json", .out = "probe.safetensors"}, rank);
 //
 // Program and library are built together: errors are thrown through, and versions must agree.
 // Depends on: base, comm, formats, sampler.h, spec.
@@ -28,6 +28,7 @@ struct ProbeRequest {
   std::filesystem::path ids;    ///< JSON: a list of equally long lists of token numbers
   std::filesystem::path out;    ///< safetensors: logits, loss, grad_norm.NAME
   spec::DeviceKind device = spec::DeviceKind::kCpu;
+  int local_ranks = 1;  ///< that share the machine's cores
 };
 struct ProbeResult {
   double loss = 0;
@@ -37,6 +38,20 @@ struct ProbeResult {
 enum class GeneratePrecision : std::uint8_t { kFp32, kBf16 };
 /// What matrices of attention and MLPs are kept in: kernels/quantised_weight.h.
 enum class WeightBits : std::uint8_t { kSame, kInt8, kInt4, kFp8 };
+
+/// What keys and values are kept as.
+enum class KvCacheDtype : std::uint8_t {
+  kAuto,  ///< as the model computes
+  kFp8,   ///< e4m3 with a scale for each head of each token, on the CPU
+};
+
+/// What tensor-parallel ranks have of a mixture's experts.
+enum class ExpertsOverTp : std::uint8_t {
+  kDefault,  ///< on the CPU slices, on a GPU copies
+  kSlices,   ///< a slice of each expert's matrices, whose outputs are added up (expert slicing)
+  kTokens,   ///< copies; each rank dispatches an equal part of the tokens (coordinated all-to-all)
+  kCopies,   ///< copies; each rank computes all tokens
+};
 
 /// How ranks share the work; those that the others leave are tensor parallel.
 struct RankLayout {
@@ -66,6 +81,10 @@ struct ModelRequest {
   GeneratePrecision precision = GeneratePrecision::kFp32;
   spec::DeviceKind device = spec::DeviceKind::kCpu;
   WeightBits weights = WeightBits::kSame;
+  WeightBits lm_head =
+      WeightBits::kSame;  ///< kInt8 or kInt4: logits are computed with such a copy of the head's matrix
+  KvCacheDtype kv_cache = KvCacheDtype::kAuto;
+  ExpertsOverTp experts = ExpertsOverTp::kDefault;
   RankLayout layout = {};
   std::int64_t weight_arena_bytes = 0;  ///< weights that do not fit stay stored and are streamed; 0: all are in memory
 };
@@ -80,6 +99,9 @@ struct GenerateRequest {
   GeneratePrecision precision = GeneratePrecision::kFp32;
   spec::DeviceKind device = spec::DeviceKind::kCpu;
   WeightBits weights = WeightBits::kSame;
+  WeightBits lm_head = WeightBits::kSame;  ///< this and the next as in ModelRequest
+  KvCacheDtype kv_cache = KvCacheDtype::kAuto;
+  ExpertsOverTp experts = ExpertsOverTp::kDefault;
   RankLayout layout = {};
   std::int64_t weight_arena_bytes = 0;  ///< as in ModelRequest
   SpeculationRequest speculation = {};
@@ -141,7 +163,8 @@ struct ServeRequest {
 
 struct Commands {
   std::uint32_t version;
-  ProbeResult (*probe)(const ProbeRequest& request);
+  /// By all ranks, which split the matrices; rank 0 writes.
+  ProbeResult (*probe)(const ProbeRequest& request, comm::Rank& rank);
   /// What was added to each prompt, the same on every rank.
   TokenLists (*generate)(const GenerateRequest& request, comm::Rank& rank);
   /// The same on every rank; rank 0 writes.
@@ -149,7 +172,7 @@ struct Commands {
   /// By all ranks; rank 0 listens. True when nothing that ran had to be cut.
   bool (*serve)(const ServeRequest& request, comm::Rank& rank);
 };
-inline constexpr std::uint32_t kVersion = 6;
+inline constexpr std::uint32_t kVersion = 7;
 
 extern "C" const Commands* trireme_serve();
 using Entry = const Commands*();

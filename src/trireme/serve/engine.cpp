@@ -62,7 +62,7 @@ InferenceEngine::InferenceEngine(models::Model& model, EngineOptions options)
     : model_(model),
       options_(options),
       device_(model.params.begin()->value.device()),
-      cache_{.groups = engine_groups(model.shape, options)},
+      cache_{.groups = engine_groups(model.shape, options), .type = options.kv_cache},
       scheduler_(scheduler_options(options, cache_.groups), options.schedule_log),
       max_len_(nn::blocks_for(std::min(model.shape.max_seq_len, options.kv_tokens)) * nn::kKvBlockSize) {}
 
@@ -314,25 +314,29 @@ void InferenceEngine::move_blocks(const StepPlan& plan) {
   const auto numbers = [&](const BlockCopy& copy) {
     return as_long_tensor({copy.blocks.begin(), copy.blocks.end()}).to(device_);
   };
+  /// What there is of a layer in the cache and of its copy, one beside the other.
+  const auto each_tensor = [](nn::KvCache::Layer& in_cache, nn::KvCache::Layer& kept, const auto& f) {
+    const auto theirs = kept.tensors();
+    for (std::size_t i = 0; at::Tensor* const here : in_cache.tensors()) {
+      at::Tensor* const there = theirs[i++];
+      if (here->defined()) f(*here, *there);
+    }
+  };
   for (const BlockCopy& copy : plan.offloaded) {
     std::vector<nn::KvCache::Layer>& kept = offloaded_[copy.id];
     kept.assign(cache_.layers.size(), {});
     for (std::size_t layer = 0; layer < kept.size(); ++layer) {
-      const nn::KvCache::Layer& from = cache_.layers[layer];
-      if (from.keys.defined()) kept[layer].keys = from.keys.index_select(0, numbers(copy)).cpu();
-      if (from.values.defined()) kept[layer].values = from.values.index_select(0, numbers(copy)).cpu();
+      each_tensor(cache_.layers[layer], kept[layer],
+                  [&](at::Tensor& from, at::Tensor& to) { to = from.index_select(0, numbers(copy)).cpu(); });
     }
   }
   for (const BlockCopy& copy : plan.restored) {
-    const std::vector<nn::KvCache::Layer>& kept = offloaded_.at(copy.id);
-    const auto back = [&](at::Tensor& to, const at::Tensor& from) {
-      if (from.defined())
+    std::vector<nn::KvCache::Layer>& kept = offloaded_.at(copy.id);
+    for (std::size_t layer = 0; layer < kept.size(); ++layer) {
+      each_tensor(cache_.layers[layer], kept[layer], [&](at::Tensor& to, at::Tensor& from) {
         to.index_copy_(0, numbers(copy),
                        from.narrow(0, copy.first, static_cast<std::int64_t>(copy.blocks.size())).to(device_));
-    };
-    for (std::size_t layer = 0; layer < kept.size(); ++layer) {
-      back(cache_.layers[layer].keys, kept[layer].keys);
-      back(cache_.layers[layer].values, kept[layer].values);
+      });
     }
   }
   for (const RequestId id : plan.admitted) {
@@ -393,16 +397,6 @@ void InferenceEngine::step() {
     if (drafter_) drafter_->ended(id);
   }
   for (const RequestId id : std::exchange(cancelled_, {})) cancel(id);
-}
-
-std::int64_t kv_bytes_per_token(const spec::ModelShape& shape, std::int64_t bytes_per_element) {
-  std::int64_t elements = 0;
-  for (std::int64_t layer = 0; layer < shape.num_layers; ++layer) {
-    if (spec::window_of(shape, layer) > 0) continue;
-    elements += shape.mla.used() ? shape.mla.kv_lora_rank + shape.mla.qk_rope_head_dim
-                                 : 2 * shape.num_kv_heads * shape.head_dim;
-  }
-  return elements * bytes_per_element;
 }
 
 }  // namespace trireme::serve

@@ -38,6 +38,7 @@ struct EngineOptions {
   std::int64_t kv_tokens = 0;  ///< that the KV cache holds, of all sequences together; rounded up to blocks
   /// Tokens of preempted sequences that are copied to the host's memory and back, in place of being recomputed.
   std::int64_t kv_offload_tokens = 0;
+  nn::KvCacheType kv_cache = nn::KvCacheType::kSame;
   bool prefix_cache = true;
   bool invariant = true;
   bool cuda_graphs = true;  ///< GPU: steps of decode alone are replayed; not by ranks that hold a model together
@@ -148,8 +149,5 @@ class InferenceEngine {
   std::vector<RequestId> cancelled_;                                // by callbacks of the step that is being taken
   bool stepping_ = false;
 };
-
-/// Bytes that a token takes in the KV cache of a model, over all layers that keep all tokens.
-std::int64_t kv_bytes_per_token(const spec::ModelShape& shape, std::int64_t bytes_per_element);
 
 }  // namespace trireme::serve

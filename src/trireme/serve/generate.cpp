@@ -161,6 +161,9 @@ TokenLists generate(const GenerateRequest& request, comm::Group& world) {
                            .precision = request.precision,
                            .device = request.device,
                            .weights = request.weights,
+                           .lm_head = request.lm_head,
+                           .kv_cache = request.kv_cache,
+                           .experts = request.experts,
                            .layout = request.layout,
                            .weight_arena_bytes = request.weight_arena_bytes};
   const auto model = open_rank_model(opens, world);

@@ -66,4 +66,13 @@ nn::QuantisedWeights load_quantised(models::Model& model, const checkpoint::Stor
   return out;
 }
 
+void quantise_head(models::Model& model, const kernels::QuantiseWeight& how, nn::QuantisedWeights& out) {
+  for (const models::NamedLayer& entry : model.layers) {
+    if (entry.name != "head") continue;
+    nn::Param& param = *entry.params.front();
+    out.emplace(&param, quantise_named(param, param.value, how));
+    if (!model.shape.tied) param.value = param.master = at::empty({0}, param.value.options());
+  }
+}
+
 }  // namespace trireme::serve

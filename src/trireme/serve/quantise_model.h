@@ -23,4 +23,8 @@ nn::QuantisedWeights quantise_model(models::Model& model, const kernels::Quantis
 nn::QuantisedWeights load_quantised(models::Model& model, const checkpoint::StoredWeights& weights, at::Device device,
                                     nn::Precision precision, const std::optional<kernels::QuantiseWeight>& how);
 
+/// The matrix that logits are computed with, added to `out` where the model (or this stage of it) has it. What is tied
+/// to it keeps its own values.
+void quantise_head(models::Model& model, const kernels::QuantiseWeight& how, nn::QuantisedWeights& out);
+
 }  // namespace trireme::serve

@@ -14,9 +14,9 @@
 namespace trireme::serve {
 namespace {
 
-std::optional<kernels::QuantiseWeight> bits_of(const ModelRequest& request) {
+std::optional<kernels::QuantiseWeight> how_of(WeightBits bits) {
   using kernels::WeightFormat;
-  switch (request.weights) {
+  switch (bits) {
     case WeightBits::kInt8:
       return kernels::QuantiseWeight{.format = WeightFormat::kInt8};
     case WeightBits::kInt4:
@@ -57,6 +57,18 @@ void check_together(const ModelRequest& request, const spec::ModelShape& shape, 
   if (layout.ep > 1 && !shape.experts.used())
     throw ConfigError(fmt::format("ep {} shards experts, and this model has none", layout.ep), "leave --ep out");
   const bool gpu = request.device == spec::DeviceKind::kCuda;
+  const bool chooses_experts = request.experts != ExpertsOverTp::kDefault;
+  if (chooses_experts && !shape.experts.used())
+    throw ConfigError("--experts-over-tp says what ranks have of experts, and this model has none",
+                      "leave --experts-over-tp out");
+  if (gpu && chooses_experts && request.experts != ExpertsOverTp::kCopies)
+    throw ConfigError("on GPUs tensor-parallel ranks have copies of experts so far: kernels route and count there",
+                      "leave --experts-over-tp out");
+  if (gpu && request.kv_cache == KvCacheDtype::kFp8)
+    throw ConfigError("an FP8 KV cache is read on the CPU so far: attention on a GPU takes 16-bit keys",
+                      "leave --kv-cache-dtype or --device out");
+  if (gpu && request.lm_head != WeightBits::kSame)
+    throw ConfigError("the head's matrix is kept in fewer bits on the CPU so far", "leave --lm-head-weights out");
   if (gpu && (layout.pp > 1 || layout.dp > 1))
     throw ConfigError("on GPUs generation is tensor parallel so far: --pp and --dp are for the CPU", "use --tp");
   if (request.weight_arena_bytes == 0) return;
@@ -67,6 +79,21 @@ void check_together(const ModelRequest& request, const spec::ModelShape& shape, 
                       "folder");
   if (layout.pp > 1 || ranks > 1)
     throw ConfigError("weights are streamed by one rank", "leave --tp, --pp, --dp or --weight-arena out");
+}
+
+/// What tensor-parallel ranks have of experts, and a line about it.
+void split_experts(const ModelRequest& request, const spec::ModelShape& shape, int tp, checkpoint::OpenOptions& options,
+                   std::string& about) {
+  if (tp == 1 || !shape.experts.used()) return;
+  const bool gpu = request.device == spec::DeviceKind::kCuda;
+  ExpertsOverTp how = request.experts;
+  if (how == ExpertsOverTp::kDefault) how = gpu ? ExpertsOverTp::kCopies : ExpertsOverTp::kSlices;
+  options.build.slice_experts = how == ExpertsOverTp::kSlices;
+  options.shape = shape;
+  options.shape->experts.slice_over_tp = how == ExpertsOverTp::kTokens;
+  about = how == ExpertsOverTp::kSlices   ? fmt::format("experts: each of {} ranks has a slice of every expert", tp)
+          : how == ExpertsOverTp::kTokens ? fmt::format("experts: {} ranks have copies, and share out the tokens", tp)
+                                          : fmt::format("experts: {} ranks have copies, and compute all tokens", tp);
 }
 
 /// Blocks as evenly as they go; what is before the first goes with it, what is behind the last with that.
@@ -109,13 +136,13 @@ std::unique_ptr<RankModel> open_rank_model(const ModelRequest& request, comm::Gr
   task.batch_rows = world.size();
   parallel::check_layout(layout, {}, task);
   const bool stored_in_bits = checkpoint::is_quantised(request.model);
-  const auto how = bits_of(request);
+  const auto how = how_of(request.weights);
   if (stored_in_bits && how) {
     throw ConfigError(fmt::format("{} has its matrices in fewer bits already", request.model.string()),
                       "leave --weights out");
   }
   const bool fewer_bits = stored_in_bits || how.has_value();
-  check_together(request, shape, world.size(), fewer_bits);
+  check_together(request, shape, world.size(), fewer_bits || request.lm_head != WeightBits::kSame);
 
   auto out = std::make_unique<RankModel>();
   out->groups =
@@ -126,6 +153,7 @@ std::unique_ptr<RankModel> open_rank_model(const ModelRequest& request, comm::Gr
   options.masters = false;
   options.precision = precision_of(request);
   options.build.parallel = &out->groups->parallel;
+  split_experts(request, shape, layout.tp, options, out->about);
   if (layout.pp > 1) {
     options.build.only = stage_entries(*models::build(shape), out->groups->stage, layout.pp);
     out->pipeline = {.group = out->groups->pipeline,
@@ -153,15 +181,19 @@ std::unique_ptr<RankModel> open_rank_model(const ModelRequest& request, comm::Gr
   if (plan) {
     out->stream =
         std::make_unique<WeightStream>(out->model(), *plan, out->opened.weights, nn::compute_type(options.precision));
-    out->about = fmt::format("weights: {} of {} layers stay in memory ({} bytes), {} are streamed ({} bytes a step)",
-                             plan->resident.size(), plan->resident.size() + plan->streamed.size(), plan->resident_bytes,
-                             plan->streamed.size(), plan->streamed_bytes);
+    if (!out->about.empty()) out->about += "\n";
+    out->about += fmt::format("weights: {} of {} layers stay in memory ({} bytes), {} are streamed ({} bytes a step)",
+                              plan->resident.size(), plan->resident.size() + plan->streamed.size(),
+                              plan->resident_bytes, plan->streamed.size(), plan->streamed_bytes);
   }
+  if (const auto of_head = how_of(request.lm_head)) quantise_head(out->model(), *of_head, out->quantised_weights);
+  if (request.kv_cache == KvCacheDtype::kFp8) out->kv_cache = nn::KvCacheType::kE4m3;
   return out;
 }
 
 void RankModel::set_up(EngineOptions& options) const {
   options.quantised = quantised();
+  options.kv_cache = kv_cache;
   options.weights = stream.get();
   options.pipeline = pipeline.group != nullptr ? &pipeline : nullptr;
   options.lockstep = shares_experts ? groups->parallel.experts : nullptr;

@@ -28,6 +28,7 @@ struct RankModel {
   std::unique_ptr<WeightStream> stream;
   PipelineRanks pipeline;
   bool shares_experts = false;
+  nn::KvCacheType kv_cache = nn::KvCacheType::kSame;
   std::string about;  ///< what of it is streamed, for people; empty: nothing
 
   models::Model& model() const { return *opened.model; }

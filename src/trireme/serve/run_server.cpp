@@ -65,15 +65,16 @@ std::int64_t cache_bytes(const at::Device& device) {
   return free / 10 * 8;
 }
 
-std::int64_t kv_tokens_for(const ServeRequest& request, const models::Model& model, std::int64_t max_len) {
+std::int64_t kv_tokens_for(const ServeRequest& request, const RankModel& opened, std::int64_t max_len) {
+  const models::Model& model = opened.model();
   if (request.kv_tokens > 0) {
     if (request.kv_tokens >= max_len) return request.kv_tokens;
     throw ConfigError(
         fmt::format("a KV cache of {} tokens is smaller than one request of {}", request.kv_tokens, max_len),
         fmt::format("say --kv-tokens {} or more, or --max-model-len {}", max_len, request.kv_tokens));
   }
-  const std::int64_t bytes =
-      std::max<std::int64_t>(1, kv_bytes_per_token(model.shape, model.params.begin()->value.element_size()));
+  const std::int64_t bytes = std::max<std::int64_t>(
+      1, nn::kv_bytes_per_token(model.shape, model.params.begin()->value.element_size(), opened.kv_cache));
   return std::max(max_len,
                   std::min(request.max_sequences * max_len, cache_bytes(model.params.begin()->value.device()) / bytes));
 }
@@ -155,7 +156,7 @@ bool run_server(const ServeRequest& request, comm::Group& world) {
       .max_batch_tokens = std::max(given_or(request.max_batch_tokens, gpu ? 8192 : 512), request.max_sequences),
       .max_sequences = request.max_sequences,
       .prefill_chunk = given_or(request.prefill_chunk, gpu ? 2048 : 256),
-      .kv_tokens = agreed_kv_tokens(kv_tokens_for(request, model, max_len), world),
+      .kv_tokens = agreed_kv_tokens(kv_tokens_for(request, *opened, max_len), world),
       .kv_offload_tokens = request.kv_offload_tokens,
       .prefix_cache = request.prefix_cache,
       .invariant = request.invariant,
@@ -175,8 +176,9 @@ bool run_server(const ServeRequest& request, comm::Group& world) {
     return true;
   }
   std::string about =
-      fmt::format("KV cache of {} tokens, {} sequences a step, prefix cache {}, chat template: {}", options.kv_tokens,
-                  options.max_sequences, options.prefix_cache ? "on" : "off", text.chat ? text.chat->origin() : "none");
+      fmt::format("KV cache of {} tokens{}, {} sequences a step, prefix cache {}, chat template: {}", options.kv_tokens,
+                  opened->kv_cache == nn::KvCacheType::kE4m3 ? " in FP8" : "", options.max_sequences,
+                  options.prefix_cache ? "on" : "off", text.chat ? text.chat->origin() : "none");
   if (!opened->about.empty()) about += "\n" + opened->about;
   const bool measures = world.size() == 1 && opened->stream == nullptr && opened->quantised() == nullptr;
   if (request.invariant && !gpu && measures) {

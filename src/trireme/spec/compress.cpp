@@ -50,6 +50,7 @@ const KeyUse kUses[] = {
      {kOnebitSgd, kQsgd, kPowerSgd, kDgc, kCsc, kOnebitAdam, kZeroOneAdam}},
     {"across", differs<&CompressConfig::across>, {kOnebitSgd, kQsgd, kPowerSgd, kDgc, kCsc}},
     {"local_clip", differs<&CompressConfig::local_clip>, {kOnebitSgd, kQsgd, kPowerSgd, kDgc, kCsc, kOnebitAdam}},
+    {"overlap", differs<&CompressConfig::overlap>, {kOnebitSgd, kQsgd, kPowerSgd, kDgc, kOnebitAdam}},
     {"levels", differs<&CompressConfig::levels>, {kQsgd}},
     {"norm", differs<&CompressConfig::norm>, {kQsgd}},
     {"bucket_size", differs<&CompressConfig::bucket_size>, {kQsgd}},
@@ -128,6 +129,9 @@ void describe(config::Section<CompressConfig>& section) {
   section.field("local_clip", &CompressConfig::local_clip,
                 "clip each copy's gradient to optim.grad_clip_norm / sqrt(copies) before compression (DGC, section "
                 "3.2); the momentum that onebit-adam exchanges is clipped in no other way");
+  section.field("overlap", &CompressConfig::overlap,
+                "a bucket (layout.bucket_mb) is compressed and exchanged from when its gradients are there, beside "
+                "backward; false: after it; on GPUs and with local_clip all is exchanged at once, after backward");
   section
       .field("levels", &CompressConfig::levels,
              "qsgd: quantisation levels above zero; fixed coding takes ceil(log2(2 levels + 1)) bits an element")

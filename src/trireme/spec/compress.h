@@ -58,6 +58,7 @@ struct CompressConfig {
   std::int64_t min_elements = 10'000;
   CompressAcross across = CompressAcross::kRank;
   bool local_clip = false;
+  bool overlap = true;
   // qsgd
   int levels = 7;
   QsgdNorm norm = QsgdNorm::kMax;

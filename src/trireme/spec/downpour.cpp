@@ -15,8 +15,9 @@ std::span<const Named<PushEncoding>> enum_names(std::type_identity<PushEncoding>
 void describe(config::Section<DownpourConfig>& section) {
   section.meaning("asynchronous replicas around parameter servers (DistBelief); read where train.mode = \"downpour\"");
   section
-      .field("servers", &DownpourConfig::servers,
-             "parameter servers; the first ranks run one each beside their replica")
+      .field(
+          "servers", &DownpourConfig::servers,
+          "parameter servers; ranks run one each beside their replica, the first ones, or several where there are more")
       .range(1, 4096);
   section
       .field("copies", &DownpourConfig::copies,

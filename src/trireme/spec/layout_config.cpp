@@ -71,7 +71,7 @@ void describe(config::Section<LayoutConfig>& section) {
       .range(1, 16);
   section.field("find_unused", &LayoutConfig::find_unused,
                 "parameters may have no gradient in a step: ranks find out together which nobody used and leave those "
-                "as they are; with zero = 0 or 1");
+                "as they are");
   section.field("reduce", &LayoutConfig::reduce, "data type in which gradients are sent in reductions");
   section.field("tp_overlap", &LayoutConfig::tp_overlap,
                 "with sequence_parallel: all-gather and reduce-scatter in chunks that overlap with the GEMMs");

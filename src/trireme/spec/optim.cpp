@@ -184,7 +184,8 @@ void describe(config::Section<PrecisionConfig>& section) {
                 "data type of weights and activations; bf16 and fp16 keep fp32 master weights in the optimizer");
   section.field("master_weights", &PrecisionConfig::master_weights,
                 "fp32: every parameter has a master weight; none: matrices of layers have none, and their updates are "
-                "written into bf16 weights with stochastic rounding (compute = bf16, adam or adamw); norms-and-biases: "
+                "written into bf16 weights with stochastic rounding (compute = bf16; on GPUs adam or adamw); "
+                "norms-and-biases: "
                 "embeddings have none either");
   section.field(
       "gradients", &PrecisionConfig::gradients,

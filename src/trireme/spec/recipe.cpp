@@ -204,7 +204,8 @@ std::vector<config::Problem> find_problems(const Recipe& recipe) {
   }
   if (recipe.train.mode != TrainMode::kDownpour && recipe.downpour != DownpourConfig{}) {
     problems.push_back({.key = "downpour",
-                        .reason = "is given, but train.mode = \"synchronous\" does not use it",
+                        .reason = fmt::format("is given, but train.mode = \"{}\" does not use it",
+                                              name_in(enum_names(std::type_identity<TrainMode>()), recipe.train.mode)),
                         .hint = "set train.mode = \"downpour\""});
   }
   for (config::Problem& problem : distill_problems(recipe)) problems.push_back(std::move(problem));

@@ -11,7 +11,8 @@ constexpr Named<RecomputeKind> kRecomputes[] = {
 };
 
 constexpr Named<TrainMode> kTrainModes[] = {{"synchronous", TrainMode::kSynchronous},
-                                            {"downpour", TrainMode::kDownpour}};
+                                            {"downpour", TrainMode::kDownpour},
+                                            {"sandblaster", TrainMode::kSandblaster}};
 constexpr Named<EvalWeights> kEvalWeights[] = {{"trained", EvalWeights::kTrained}, {"ema", EvalWeights::kEma}};
 constexpr Named<OmpWaitPolicy> kWaitPolicies[] = {{"active", OmpWaitPolicy::kActive},
                                                   {"passive", OmpWaitPolicy::kPassive}};
@@ -25,9 +26,12 @@ std::span<const Named<RecomputeKind>> enum_names(std::type_identity<RecomputeKin
 
 void describe(config::Section<TrainConfig>& section) {
   section.meaning("length of the run, micro-batches, activation memory and GPU execution");
-  section.field("mode", &TrainConfig::mode,
-                "synchronous: gradients are summed over all ranks in every step; downpour: replicas push gradients to "
-                "parameter servers and fetch weights from them, and nobody waits for anybody (Dean et al. 2012)");
+  section.field(
+      "mode", &TrainConfig::mode,
+      "synchronous: gradients are summed over all ranks in every step; downpour: replicas push gradients to "
+      "parameter servers and fetch weights from them, and nobody waits for anybody; sandblaster: L-BFGS on the "
+      "batch of the first step, an iteration a step, in place of [optim]: every rank has a shard of its vectors and "
+      "computes portions of the batch as it is free (both Dean et al. 2012)");
   section.field("work_stealing", &TrainConfig::work_stealing,
                 "a data-parallel rank that has done its micro-batches of a step takes those that slower ranks have not "
                 "begun (FlexRR); any rank can read any sample, so the gradient is the same");

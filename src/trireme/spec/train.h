@@ -50,6 +50,7 @@ std::span<const Named<EvalWeights>> enum_names(std::type_identity<EvalWeights>);
 enum class TrainMode : std::uint8_t {
   kSynchronous,  ///< every rank for every other: gradients are summed over all of them
   kDownpour,     ///< nobody: replicas push to parameter servers and fetch from them (Dean et al. 2012); [downpour]
+  kSandblaster,  ///< for portions of one batch, which a second rank takes too where one is slow: L-BFGS on shards
 };
 std::span<const Named<TrainMode>> enum_names(std::type_identity<TrainMode>);
 

@@ -316,7 +316,12 @@ class Executor::Impl {
     if (cells >= 0 && op.forward < 0 && !again) call.input_sums = input_sums(state, index, call);
     // What goes to another stage is made at once.
     if (cells >= 0 && op.forward >= 0 && !options_.neighbours) call.deferred_input = &state.inputs_later[cells];
+    const at::Tensor transposed = call.deferred_input ? call.deferred_input->transposed : at::Tensor();
     std::vector<at::Tensor> made = run_op(call);
+    if (call.deferred_input && !call.deferred_input->transposed.is_same(transposed)) {
+      memory_.add(call.deferred_input->transposed);
+      memory_.remove(transposed);
+    }
     TRIREME_CHECK(next == statistics.size(), "operator {} has fewer statistics than the lowering lists", op.name);
     if (op.forward < 0) {
       for (const auto& [name, tensor] : call.kept) memory_.add(tensor);
@@ -394,6 +399,7 @@ class Executor::Impl {
       memory_.remove(gates);
       state.later.erase(tensor);
     }
+    memory_.remove(found->second.transposed);
     state.inputs_later.erase(found);
   }
 

@@ -11,7 +11,7 @@
 namespace trireme::comm {
 namespace {
 
-using Act = NcclStep::Act;
+using NcclAct = NcclStep::Act;
 
 struct Buffers {
   std::array<float, 32> in{}, out{};
@@ -32,9 +32,10 @@ TEST(NcclSteps, EvenBlocksAreOneCallOfNccl) {
   Buffers b;
   Call call = call_of(Op::kAllGather, b, 12);
   call.blocks.equal = 4;
-  EXPECT_EQ(nccl_steps(call, 1, 3), (std::vector<NcclStep>{{Act::kAllGather, b.in.data(), b.out.data(), 4, -1}}));
+  EXPECT_EQ(nccl_steps(call, 1, 3), (std::vector<NcclStep>{{NcclAct::kAllGather, b.in.data(), b.out.data(), 4, -1}}));
   call.key.op = Op::kReduceScatter;
-  EXPECT_EQ(nccl_steps(call, 1, 3), (std::vector<NcclStep>{{Act::kReduceScatter, b.in.data(), b.out.data(), 4, -1}}));
+  EXPECT_EQ(nccl_steps(call, 1, 3),
+            (std::vector<NcclStep>{{NcclAct::kReduceScatter, b.in.data(), b.out.data(), 4, -1}}));
 }
 
 TEST(NcclSteps, UnevenBlocksAreOneBroadcastOrReduceForEachRankThatHasOne) {
@@ -42,29 +43,30 @@ TEST(NcclSteps, UnevenBlocksAreOneBroadcastOrReduceForEachRankThatHasOne) {
   const std::size_t offsets[] = {0, 3, 3, 8};
   Call call = call_of(Op::kAllGather, b, 8);
   call.blocks.offsets = offsets;
-  EXPECT_EQ(nccl_steps(call, 2, 3), (std::vector<NcclStep>{{Act::kBroadcast, b.out.data(), b.out.data(), 3, 0},
-                                                           {Act::kBroadcast, b.in.data(), b.out.data() + 3, 5, 2}}));
+  EXPECT_EQ(nccl_steps(call, 2, 3),
+            (std::vector<NcclStep>{{NcclAct::kBroadcast, b.out.data(), b.out.data(), 3, 0},
+                                   {NcclAct::kBroadcast, b.in.data(), b.out.data() + 3, 5, 2}}));
   call.key.op = Op::kReduceScatter;
-  EXPECT_EQ(nccl_steps(call, 2, 3), (std::vector<NcclStep>{{Act::kReduce, b.in.data(), nullptr, 3, 0},
-                                                           {Act::kReduce, b.in.data() + 3, b.out.data(), 5, 2}}));
+  EXPECT_EQ(nccl_steps(call, 2, 3), (std::vector<NcclStep>{{NcclAct::kReduce, b.in.data(), nullptr, 3, 0},
+                                                           {NcclAct::kReduce, b.in.data() + 3, b.out.data(), 5, 2}}));
 }
 
 TEST(NcclSteps, TheOwnBlockIsCopiedUnlessItIsInPlace) {
   Buffers b;
   Call call = call_of(Op::kGather, b, 6, /*root=*/1);
   call.blocks.equal = 2;
-  EXPECT_EQ(nccl_steps(call, 1, 3), (std::vector<NcclStep>{{Act::kRecv, nullptr, b.out.data(), 2, 0},
-                                                           {Act::kCopy, b.in.data(), b.out.data() + 2, 2, -1},
-                                                           {Act::kRecv, nullptr, b.out.data() + 4, 2, 2}}));
+  EXPECT_EQ(nccl_steps(call, 1, 3), (std::vector<NcclStep>{{NcclAct::kRecv, nullptr, b.out.data(), 2, 0},
+                                                           {NcclAct::kCopy, b.in.data(), b.out.data() + 2, 2, -1},
+                                                           {NcclAct::kRecv, nullptr, b.out.data() + 4, 2, 2}}));
   call.in = b.out.data() + 2;
   EXPECT_EQ(nccl_steps(call, 1, 3).size(), 2u);
-  EXPECT_EQ(nccl_steps(call, 0, 3), (std::vector<NcclStep>{{Act::kSend, b.out.data() + 2, nullptr, 2, 1}}));
+  EXPECT_EQ(nccl_steps(call, 0, 3), (std::vector<NcclStep>{{NcclAct::kSend, b.out.data() + 2, nullptr, 2, 1}}));
 }
 
 TEST(NcclSteps, OneRankOnlyCopies) {
   Buffers b;
   const Call call = call_of(Op::kAllReduce, b, 6);
-  EXPECT_EQ(nccl_steps(call, 0, 1), (std::vector<NcclStep>{{Act::kCopy, b.in.data(), b.out.data(), 6, -1}}));
+  EXPECT_EQ(nccl_steps(call, 0, 1), (std::vector<NcclStep>{{NcclAct::kCopy, b.in.data(), b.out.data(), 6, -1}}));
   Call in_place = call;
   in_place.in = in_place.out;
   EXPECT_TRUE(nccl_steps(in_place, 0, 1).empty());

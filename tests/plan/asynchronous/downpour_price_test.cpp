@@ -34,5 +34,16 @@ TEST(DownpourPrice, CountsWhatTravelsAndWhoIsSlower) {
   EXPECT_NE(to_text(bound, fast).find("bound by servers"), std::string::npos);
 }
 
+/// L-BFGS: each portion's gradient travels, the weights once an evaluation, and the vectors lie in equal shards.
+TEST(SandblasterPrice, CountsPortionsAndShards) {
+  const DownpourTask task{.replicas = 4, .compute_s = 1, .bytes_per_second = 1e8};
+  const SandblasterPrice price = price_sandblaster(1e6, 200, 25, task);
+  EXPECT_DOUBLE_EQ(price.read_bytes, 8e6);
+  EXPECT_DOUBLE_EQ(price.sent_bytes, 50 * 8e6);
+  EXPECT_DOUBLE_EQ(price.evaluation_s, 1 + 51 * 8e6 / 1e8);
+  EXPECT_DOUBLE_EQ(price.shard_memory, 25 * 8e6 / 4);
+  EXPECT_LT(price_sandblaster(1e6, 8, 25, task).evaluation_s, price.evaluation_s) << "larger portions send less";
+}
+
 }  // namespace
 }  // namespace trireme::plan

@@ -1,14 +1,15 @@
 #include "trireme/comm/ucx_plugin/ucx_context.h"
 
 #include <fcntl.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cstdlib>
 #include <filesystem>
+#include <mutex>
 
 #include "trireme/base/env.h"
 #include "trireme/base/error.h"
+#include "trireme/base/log.h"
 
 namespace trireme::comm {
 namespace {
@@ -44,6 +45,9 @@ std::string UcxContext::version() {
 UcxContext::UcxContext(const ChosenInterfaces& interfaces, Long long_messages, ucp_am_recv_callback_t on_message,
                        void* receiver) {
   each_descriptor([&](int fd) { inherited_.insert(fd); });
+  // One after the other: UCX reads the environment, which must not change meanwhile.
+  static std::mutex environment;
+  std::unique_lock one_at_a_time(environment);
   // A segment of a collective in one call of the kernel instead of four: a fifth of the processor time of long
   // messages. A key of UCX's TCP transport, which only the environment reaches.
   if (!env("UCX_TCP_RX_SEG_SIZE")) set_env("UCX_TCP_RX_SEG_SIZE", "320k");
@@ -64,6 +68,7 @@ UcxContext::UcxContext(const ChosenInterfaces& interfaces, Long long_messages, u
   ucp_context_h context = nullptr;
   const ucs_status_t started = ucp_init(&params, config, &context);
   ucp_config_release(config);
+  one_at_a_time.unlock();
   check_ucx(started, "starting UCX");
   context_.reset(context);
 
@@ -99,8 +104,7 @@ UcxContext::UcxContext(const ChosenInterfaces& interfaces, Long long_messages, u
 // on exec, so we say it for them when there may be new ones.
 void UcxContext::keep_from_children() {
   each_descriptor([&](int fd) {
-    struct stat about {};
-    if (inherited_.contains(fd) || fstat(fd, &about) != 0) return;
+    if (inherited_.contains(fd)) return;
     if (const int flags = fcntl(fd, F_GETFD); flags >= 0 && (flags & FD_CLOEXEC) == 0)
       fcntl(fd, F_SETFD, flags | FD_CLOEXEC);
   });
@@ -117,6 +121,29 @@ ucs_status_t UcxContext::connect(const std::string& address, ucp_err_handler_cb_
   const ucs_status_t made = ucp_ep_create(worker_.get(), &params, &endpoint);
   if (made != UCS_OK) endpoint = nullptr;
   return made;
+}
+
+void* UcxContext::close(ucp_ep_h endpoint, bool by_force) {
+  ucp_request_param_t param{};
+  param.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
+  param.flags = by_force ? UCP_EP_CLOSE_FLAG_FORCE : 0;
+  void* request = ucp_ep_close_nbx(endpoint, &param);
+  return UCS_PTR_IS_PTR(request) ? request : nullptr;
+}
+
+void UcxContext::finish(std::chrono::steady_clock::time_point until) {
+  const ucp_request_param_t none{};
+  void* flush = ucp_worker_flush_nbx(worker_.get(), &none);
+  bool flushed = !UCS_PTR_IS_PTR(flush);
+  while (!flushed && std::chrono::steady_clock::now() < until) {
+    ucp_worker_progress(worker_.get());
+    flushed = ucp_request_check_status(flush) != UCS_INPROGRESS;
+  }
+  if (flushed && UCS_PTR_IS_PTR(flush)) ucp_request_free(flush);
+  if (flushed) return;
+  log_debug("UCX: somebody was still connecting; its worker is left to the end of the process");
+  [[maybe_unused]] ucp_worker_h worker = worker_.release();
+  [[maybe_unused]] ucp_context_h context = context_.release();
 }
 
 }  // namespace trireme::comm

@@ -7,6 +7,7 @@
 
 #include <ucp/api/ucp.h>
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -44,6 +45,12 @@ class UcxContext {
   void keep_from_children();
   /// With peer error handling: `on_failure` is called with `peer` when the other side is gone.
   ucs_status_t connect(const std::string& address, ucp_err_handler_cb_t on_failure, void* peer, ucp_ep_h& endpoint);
+  /// Begins to close it: by force, or after what was sent. Null: done already; otherwise a request.
+  void* close(ucp_ep_h endpoint, bool by_force);
+  /// Before the end, when all endpoints have been closed: until nothing is being connected or sent. UCX 1.13 ends the
+  /// process when a worker is destroyed while an answer of its own, to somebody who has just connected, is on its way;
+  /// where that is still so at `until`, the worker is left to the end of the process.
+  void finish(std::chrono::steady_clock::time_point until);
 
  private:
   std::unique_ptr<ucp_context, void (*)(ucp_context_h)> context_{nullptr, ucp_cleanup};

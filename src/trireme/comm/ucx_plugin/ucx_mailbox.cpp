@@ -20,8 +20,6 @@ using namespace std::chrono_literals;
 constexpr auto kFirstRetry = 10ms, kLongestRetry = 1'000ms;
 // A peer that owes an answer for so long has not got what we sent; doubled each time, since it may only be slow.
 constexpr auto kFirstPatience = 500ms, kLongestPatience = 8'000ms;
-// An endpoint younger than this is not made anew because the other side's is: it is probably the answer to ours.
-constexpr auto kFresh = 400ms;
 constexpr int kMostMailProgress = 64;
 constexpr int kMailPollMs = 200;
 constexpr std::uint64_t kLoggedMailStrangers = 10;
@@ -33,7 +31,8 @@ std::string directory_key(int address) { return fmt::format("trireme/mail/addres
 UcxMailbox::UcxMailbox(ControlPlane& control, const UcxMailOptions& options)
     : control_(control),
       options_(options),
-      ucx_(options.interfaces, UcxContext::Long::kEager, &UcxMailbox::on_message, this),
+      in_(options.interfaces, UcxContext::Long::kEager, &UcxMailbox::on_message, this),
+      out_(options.interfaces, UcxContext::Long::kEager, &UcxMailbox::on_message, this),
       wake_fd_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   join_directory();
   thread_ = std::thread([this] { run(); });
@@ -48,7 +47,7 @@ void UcxMailbox::join_directory() {
       static_cast<std::uint64_t>(control_.add(fmt::format("trireme/mail/incarnation/{}", options_.address), 1));
   protocol_.emplace(incarnation_, options_.limits);
   const nlohmann::json card{
-      {"ucx", UcxContext::version()}, {"worker", to_hex(ucx_.address())}, {"incarnation", incarnation_}};
+      {"ucx", UcxContext::version()}, {"worker", to_hex(in_.address())}, {"incarnation", incarnation_}};
   control_.set(directory_key(options_.address), card.dump());
 }
 
@@ -75,14 +74,16 @@ UcxMailbox::~UcxMailbox() {
   const std::lock_guard lock(mutex_);
   // The last word of what was taken: without it senders would wait for it.
   for (const auto patience = Clock::now() + 500ms; !sending_.empty() && Clock::now() < patience; reap())
-    ucp_worker_progress(ucx_.worker());
+    progress_workers();
   for (auto& [address, peer] : peers_) close_endpoint(peer);
   const auto patience = Clock::now() + 1s;
   while ((!sending_.empty() || !closing_.empty()) && Clock::now() < patience) {
-    ucp_worker_progress(ucx_.worker());
+    progress_workers();
     reap();
   }
-  close(wake_fd_);
+  out_.finish(patience);
+  in_.finish(patience);
+  ::close(wake_fd_);
 }
 
 // Whether all mail was taken, but for that of mailboxes that were here and have left.
@@ -190,7 +191,10 @@ ucs_status_t UcxMailbox::on_message(void* self, const void* header, std::size_t 
   return UCS_OK;
 }
 
-void UcxMailbox::on_failure(void* peer, ucp_ep_h, ucs_status_t) { static_cast<Peer*>(peer)->failed = true; }
+void UcxMailbox::on_failure(void* peer, ucp_ep_h endpoint, ucs_status_t) {
+  auto& lost = *static_cast<Peer*>(peer);
+  if (lost.endpoint == endpoint) lost.failed = true;  // not one that was left before
+}
 
 // ---- what follows from it
 
@@ -202,10 +206,8 @@ UcxMailbox::Peer& UcxMailbox::peer_at(int address) {
 
 void UcxMailbox::close_endpoint(Peer& peer) {
   if (peer.endpoint == nullptr) return;
-  ucp_request_param_t param{};
-  param.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
-  param.flags = UCP_EP_CLOSE_FLAG_FORCE;
-  if (void* request = ucp_ep_close_nbx(std::exchange(peer.endpoint, nullptr), &param); UCS_PTR_IS_PTR(request))
+  // Without force UCX first makes the connection, or finds that it cannot; nobody waits for it.
+  if (void* request = out_.close(std::exchange(peer.endpoint, nullptr), /*by_force=*/peer.is_heard))
     closing_.push_back(request);
   protocol_->disconnected(peer.address);
 }
@@ -252,19 +254,12 @@ void UcxMailbox::give_to_protocol(Peer& peer, const Arrival& arrival) {
     peer.incarnation = header.incarnation;
     peer.their_connections = 0;
   }
+  if (header.heard_incarnation == incarnation_ && header.heard_connection == peer.connections) peer.is_heard = true;
   if (header.connection < peer.their_connections) return;
-  if (header.connection > peer.their_connections) {
+  if (header.connection > peer.their_connections && std::exchange(peer.their_connections, header.connection) != 0) {
     // It has connected anew, and awaits our hello, which told of the former connection.
-    if (std::exchange(peer.their_connections, header.connection) != 0) {
-      if (Clock::now() - peer.made > kFresh) {
-        close_endpoint(peer);
-        peer.early.push_back(arrival);
-        peer.retry = Clock::now();
-        return;
-      }
-      protocol_->disconnected(peer.address);
-      protocol_->connected(peer.address);
-    }
+    protocol_->disconnected(peer.address);
+    protocol_->connected(peer.address);
   }
   peer.wait = 0ms;  // it lives
   peer.heard = Clock::now();
@@ -283,9 +278,14 @@ void UcxMailbox::take_arrival(Peer& peer, const Arrival& arrival) {
   give_to_protocol(peer, arrival);
 }
 
+bool UcxMailbox::progress_workers() {
+  const bool came = ucp_worker_progress(in_.worker()) != 0;
+  return ucp_worker_progress(out_.worker()) != 0 || came;
+}
+
 bool UcxMailbox::progress() {
   bool moved = false;
-  for (int i = 0; i < kMostMailProgress && ucp_worker_progress(ucx_.worker()) != 0; ++i) moved = true;
+  for (int i = 0; i < kMostMailProgress && progress_workers(); ++i) moved = true;
   moved = moved || !arrived_.empty();
   for (const Arrival& arrival : std::exchange(arrived_, {})) take_arrival(peer_at(arrival.header.from), arrival);
   look_after_silence(Clock::now());
@@ -320,13 +320,19 @@ void UcxMailbox::send(Peer& peer, const MailFrame& frame) {
   sending.header.from = options_.address;
   sending.header.incarnation = incarnation_;
   sending.header.connection = peer.connections;
+  sending.header.heard_incarnation = peer.incarnation;
+  sending.header.heard_connection = peer.their_connections;
   sending.bytes = encode(frame);
   ucp_request_param_t param{};
-  param.op_attr_mask = UCP_OP_ATTR_FIELD_MEMORY_TYPE;
+  param.op_attr_mask = UCP_OP_ATTR_FIELD_MEMORY_TYPE | UCP_OP_ATTR_FIELD_FLAGS;
   param.memory_type = UCS_MEMORY_TYPE_HOST;
+  param.flags = UCP_AM_SEND_FLAG_REPLY;  // for which UCX needs the peer's answer to the connection
   sending.request = ucp_am_send_nbx(peer.endpoint, kUcxMessageId, &sending.header, sizeof sending.header,
                                     sending.bytes.data(), sending.bytes.size(), &param);
-  if (peer.frames++ == 0) ucx_.keep_from_children();
+  if (peer.frames++ == 0) {
+    in_.keep_from_children();
+    out_.keep_from_children();
+  }
   if (UCS_PTR_IS_ERR(sending.request)) peer.failed = true;
   if (options_.break_every > 0 && peer.frames % static_cast<std::uint64_t>(options_.break_every) == 0)
     peer.failed = true;
@@ -354,8 +360,8 @@ UcxMailbox::Clock::time_point UcxMailbox::next_retry() const {
 void UcxMailbox::connect(int address, const std::string& worker, std::uint64_t incarnation) {
   Peer& peer = peers_.at(address);
   if (peer.endpoint != nullptr) return;
-  if (ucx_.connect(worker, &UcxMailbox::on_failure, &peer, peer.endpoint) != UCS_OK) return;
-  peer.failed = false;
+  if (out_.connect(worker, &UcxMailbox::on_failure, &peer, peer.endpoint) != UCS_OK) return;
+  peer.failed = peer.is_heard = false;
   peer.endpoint_incarnation = incarnation;
   peer.made = Clock::now();
   peer.patience = std::max<std::chrono::milliseconds>(peer.patience, kFirstPatience);
@@ -406,14 +412,15 @@ void UcxMailbox::run() {
       const std::lock_guard lock(mutex_);
       moved = progress();
       addresses = to_look_up(Clock::now());
-      armed = !moved && addresses.empty() && ucp_worker_arm(ucx_.worker()) == UCS_OK;
+      armed = !moved && addresses.empty() && ucp_worker_arm(in_.worker()) == UCS_OK &&
+              ucp_worker_arm(out_.worker()) == UCS_OK;
       until = next_retry();
     }
     if (!addresses.empty()) look_up(addresses);
     if (!armed) continue;
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now());
-    pollfd polled[2] = {{wake_fd_, POLLIN, 0}, {ucx_.event_fd(), POLLIN, 0}};
-    poll(polled, 2, static_cast<int>(std::max<std::int64_t>(left.count(), 0)));
+    pollfd polled[] = {{wake_fd_, POLLIN, 0}, {in_.event_fd(), POLLIN, 0}, {out_.event_fd(), POLLIN, 0}};
+    poll(polled, std::size(polled), static_cast<int>(std::max<std::int64_t>(left.count(), 0)));
     std::uint64_t count = 0;
     if (polled[0].revents != 0) [[maybe_unused]]
       const auto taken = read(wake_fd_, &count, sizeof count);

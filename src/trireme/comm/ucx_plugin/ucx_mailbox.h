@@ -2,9 +2,14 @@
 //
 // Mailboxes find each other by a directory in the control plane: address -> worker address and incarnation. An endpoint
 // is made at the first mail to somebody, or from somebody. When it breaks, it is made anew, with what the directory
-// says then, until the other side answers; what was under way is the protocol's business. Either side may break alone:
-// every message tells how often its sender has connected, and a higher number than before makes the other side begin
-// anew too.
+// says then, until the other side answers; what was under way is the protocol's business. Each direction breaks alone:
+// every message tells how often its sender has connected, and a higher number than before is answered with a hello.
+//
+// A mailbox has two workers: endpoints are made from one, to the other one of its peers, which makes none. UCX 1.13
+// takes two endpoints that workers make to each other for the two ends of one connection, by the order in which they
+// were made, and ends the process where one of them is gone when the other's request arrives. Here no two ever are. It
+// also ends the process that is just answering such a request when the one who made it is gone. So an endpoint is ended
+// by force only when its peer has told that it heard on it, and every message waits for that answer.
 //
 // A thread sleeps on UCX's event descriptor; whoever posts or takes mail pushes frames out at once. One mutex guards
 // everything; UCX's callbacks only note what happened.
@@ -30,8 +35,10 @@ struct UcxMailHeader {
   unsigned char session[kSessionBytes] = {};
   std::int32_t from = 0;
   std::uint32_t unused = 0;
-  std::uint64_t incarnation = 0;  // of the sender
-  std::uint64_t connection = 0;   // how often the sender has connected to this receiver; from 1
+  std::uint64_t incarnation = 0;        // of the sender
+  std::uint64_t connection = 0;         // how often the sender has connected to this receiver; from 1
+  std::uint64_t heard_incarnation = 0;  // of the receiver, as the sender knows it
+  std::uint64_t heard_connection = 0;   // the receiver's, that the sender has heard on
 };
 
 class UcxMailbox final : public Mailbox {
@@ -58,7 +65,8 @@ class UcxMailbox final : public Mailbox {
   struct Peer {
     int address = 0;
     ucp_ep_h endpoint = nullptr;
-    bool failed = false;                                   // by UCX's word; the endpoint is still to be closed
+    bool failed = false;                                   // the endpoint is still to be closed
+    bool is_heard = false;                                 // the peer has heard on this endpoint
     std::uint64_t connections = 0;                         // how often we have connected
     std::uint64_t incarnation = 0, their_connections = 0;  // as its messages tell
     std::uint64_t endpoint_incarnation = 0;                // whom the endpoint was made to
@@ -83,6 +91,7 @@ class UcxMailbox final : public Mailbox {
   void run();
   // These need the lock.
   bool progress();
+  bool progress_workers();
   void take_arrival(Peer& peer, const Arrival& arrival);
   void give_to_protocol(Peer& peer, const Arrival& arrival);
   void close_endpoint(Peer& peer);
@@ -107,7 +116,7 @@ class UcxMailbox final : public Mailbox {
   std::uint64_t incarnation_ = 0;
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  UcxContext ucx_;
+  UcxContext in_, out_;  // whom others send to; from where we send
   std::optional<MailProtocol> protocol_;
   std::map<int, Peer> peers_;  // nodes stay where they are: endpoints point to them
   std::list<Sending> sending_;

@@ -106,12 +106,9 @@ void UcxWorker::cut(int to, ucs_status_t why) {
   UcxPeer& from = peer(to);
   note_failure(from, why);
   if (from.endpoint == nullptr) return;
-  ucp_request_param_t param{};
-  param.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
-  param.flags = UCP_EP_CLOSE_FLAG_FORCE;
-  void* closing = ucp_ep_close_nbx(std::exchange(from.endpoint, nullptr), &param);
+  void* closing = ucx_.close(std::exchange(from.endpoint, nullptr), /*by_force=*/true);
   const auto patience = Clock::now() + kCloseWait;
-  if (UCS_PTR_IS_PTR(closing)) {
+  if (closing != nullptr) {
     while (ucp_request_check_status(closing) == UCS_INPROGRESS && Clock::now() < patience)
       ucp_worker_progress(ucx_.worker());
     ucp_request_free(closing);
@@ -240,21 +237,22 @@ void UcxWorker::say_goodbye() {
 }
 
 void UcxWorker::close_endpoints() {
+  const auto patience = Clock::now() + kCloseWait;
+  // Of a world that failed they end with the worker: a peer that is just connecting would be answered by another one
+  // than it knows, at which its UCX ends its process (ucx_mailbox.h).
+  if (gave_up_) return ucx_.finish(patience);
   std::vector<void*> closing;
   for (UcxPeer& peer : peers_) {
     if (peer.endpoint == nullptr) continue;
-    ucp_request_param_t param{};
-    param.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
-    param.flags = gave_up_ || peer.failure != UCS_OK ? UCP_EP_CLOSE_FLAG_FORCE : 0;
-    if (void* request = ucp_ep_close_nbx(std::exchange(peer.endpoint, nullptr), &param); UCS_PTR_IS_PTR(request))
+    if (void* request = ucx_.close(std::exchange(peer.endpoint, nullptr), /*by_force=*/peer.failure != UCS_OK))
       closing.push_back(request);
   }
-  const auto patience = Clock::now() + kCloseWait;
   for (void* request : closing) {
     while (ucp_request_check_status(request) == UCS_INPROGRESS && Clock::now() < patience)
       ucp_worker_progress(ucx_.worker());
     ucp_request_free(request);
   }
+  ucx_.finish(patience);
 }
 
 }  // namespace trireme::comm

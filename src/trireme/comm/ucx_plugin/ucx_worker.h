@@ -128,7 +128,7 @@ class UcxWorker {
   std::string session_;
   UcxReceiver* receiver_ = nullptr;
   std::uint64_t refused_ = 0;  // messages of strangers
-  bool gave_up_ = false;
+  std::atomic<bool> gave_up_{false};
   std::vector<UcxHeader> goodbyes_;  // live until the worker is gone: one may still be on its way
 
   std::atomic<EventCount*> event_count_;

@@ -7,8 +7,9 @@
 // dk and dv are summed transposed, keys along the lanes, over all queries of a span: scores then need no turning, only
 // their pairs (bfloat16) are stored both along the keys for dq and across the queries for dk and dv. In bfloat16 P and
 // dS are rounded to bfloat16 for those GEMMs; sums are float.
-// Scratch: keys and values of one head in three packed forms and a block's rows in five; the sums of dk and dv are two
-// float copies of a head of keys. Depends on: attention_tile.h.
+// Scratch: keys and values of one head in three packed forms and a block's rows in five (block-sparse: keys and values
+// once more, by tiles whose chunks lie apart); the sums of dk and dv are two float copies of a head of keys. Depends
+// on: attention_tile.h.
 #pragma once
 
 #include "trireme/kernels/cpu/attention_tile.h"
@@ -37,9 +38,10 @@ class Backward {
     keys_across_ = scratch_.take<UnitType>(keys * units_);
     values_transposed_ = scratch_.take<UnitType>(keys * stride_);
     if (problem.tile_begin != nullptr) {
-      gathered_keys_transposed_ = scratch_.take<UnitType>(kTileKeys * stride_);
-      gathered_keys_across_ = scratch_.take<UnitType>(kTileKeys * units_);
-      gathered_values_transposed_ = scratch_.take<UnitType>(kTileKeys * stride_);
+      gathered_keys_transposed_ = scratch_.take<UnitType>(keys * stride_);
+      gathered_keys_across_ = scratch_.take<UnitType>(keys * units_);
+      gathered_values_transposed_ = scratch_.take<UnitType>(keys * stride_);
+      tags_ = scratch_.take<AttentionTile>(keys / kTileKeys);
     }
     q_along_ = scratch_.take<UnitType>(block);
     q_transposed_ = scratch_.take<UnitType>(kTileQueries * units_);
@@ -66,6 +68,7 @@ class Backward {
     std::memset(dk, 0, static_cast<std::size_t>(sums(problem_)) * sizeof(Real));
     std::memset(dv, 0, static_cast<std::size_t>(sums(problem_)) * sizeof(Real));
     pack_keys(span);
+    if (tags_ != nullptr) gathered_tiles_.begin(tags_, round_up(problem_.keys, kTileKeys) / kTileKeys);
     for (std::int64_t number = span.begin; number < span.end; ++number) {
       TileUnit unit(problem_, span, number);
       begin_unit(unit, span.batch);
@@ -163,10 +166,17 @@ class Backward {
     return {keys_transposed_ + key * stride_, keys_across_ + key * units_, values_transposed_ + key * stride_};
   }
   Packed gathered(const AttentionTile& tile) {
-    gather_columns(gathered_keys_transposed_, keys_transposed_, tile, stride_);
-    gather_rows(gathered_keys_across_, keys_across_, tile, kMaskBlock * units_);
-    gather_columns(gathered_values_transposed_, values_transposed_, tile, stride_);
-    return {gathered_keys_transposed_, gathered_keys_across_, gathered_values_transposed_};
+    const GatheredTiles::Place place = gathered_tiles_.find(tile);
+    const std::int64_t key = place.number * kTileKeys;
+    UnitType *const keys_transposed = gathered_keys_transposed_ + key * stride_,
+                    *const keys_across = gathered_keys_across_ + key * units_,
+                    *const values_transposed = gathered_values_transposed_ + key * stride_;
+    if (!place.filled) {
+      gather_columns(keys_transposed, keys_transposed_, tile, stride_);
+      gather_rows(keys_across, keys_across_, tile, kMaskBlock * units_);
+      gather_columns(values_transposed, values_transposed_, tile, stride_);
+    }
+    return {keys_transposed, keys_across, values_transposed};
   }
 
   void take_tile(const TileUnit& unit, std::int64_t batch, const AttentionTile& tile, Real* dk, Real* dv) {
@@ -326,6 +336,8 @@ class Backward {
   UnitType *keys_transposed_, *keys_across_, *values_transposed_;                   // by blocks of keys
   UnitType *gathered_keys_transposed_ = nullptr, *gathered_keys_across_ = nullptr;  // of a block-sparse tile
   UnitType* gathered_values_transposed_ = nullptr;
+  AttentionTile* tags_ = nullptr;
+  GatheredTiles gathered_tiles_;  // whose chunks are there
   UnitType *q_along_, *q_transposed_, *dout_along_, *dout_transposed_, *staging_;
   Real *dq_, *scores_, *slopes_;
   UnitType *p_across_, *ds_across_, *ds_along_;  // ds_along_: of a strip; the same as ds_across_ where units are single

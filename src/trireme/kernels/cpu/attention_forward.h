@@ -31,8 +31,9 @@ class Forward {
     keys_ = scratch_.take<UnitType>(keys * stride_);
     values_ = scratch_.take<UnitType>(keys * padded_ / Math::kPair);
     if (problem.tile_begin != nullptr) {
-      gathered_keys_ = scratch_.take<UnitType>(kTileKeys * stride_);
-      gathered_values_ = scratch_.take<UnitType>(kTileKeys * padded_ / Math::kPair);
+      gathered_keys_ = scratch_.take<UnitType>(keys * stride_);
+      gathered_values_ = scratch_.take<UnitType>(keys * padded_ / Math::kPair);
+      tags_ = scratch_.take<AttentionTile>(keys / kTileKeys);
     }
     along_ = scratch_.take<UnitType>((kTileKeys > kTileQueries ? kTileKeys : kTileQueries) * stride_);
     out_ = scratch_.take<Real>(kTileQueries * padded_);
@@ -46,6 +47,7 @@ class Forward {
 
   void run(const AttentionSpan& span) {
     pack(span);
+    if (tags_ != nullptr) gathered_tiles_.begin(tags_, round_up(problem_.keys, kTileKeys) / kTileKeys);
     for (std::int64_t number = span.begin; number < span.end; ++number) {
       TileUnit unit(problem_, span, number);
       unit.find_blocks();
@@ -86,9 +88,14 @@ class Forward {
   };
   Packed packed_at(std::int64_t key) const { return {keys_ + key * stride_, values_ + key * (padded_ / Math::kPair)}; }
   Packed gathered(const AttentionTile& tile) {
-    gather_columns(gathered_keys_, keys_, tile, stride_);
-    gather_rows(gathered_values_, values_, tile, kMaskBlock * padded_ / Math::kPair);
-    return {gathered_keys_, gathered_values_};
+    const GatheredTiles::Place place = gathered_tiles_.find(tile);
+    UnitType* const keys = gathered_keys_ + place.number * kTileKeys * stride_;
+    UnitType* const values = gathered_values_ + place.number * kTileKeys * padded_ / Math::kPair;
+    if (!place.filled) {
+      gather_columns(keys, keys_, tile, stride_);
+      gather_rows(values, values_, tile, kMaskBlock * padded_ / Math::kPair);
+    }
+    return {keys, values};
   }
 
   void look_ahead(const TileUnit& unit, const AttentionSpan& span, std::int64_t number) {
@@ -200,8 +207,10 @@ class Forward {
   Scratch scratch_;
   std::int64_t padded_, stride_;
   UnitType *keys_, *values_;                                        // by blocks of keys: transposed along, and across
-  UnitType *gathered_keys_ = nullptr, *gathered_values_ = nullptr;  // of a block-sparse tile
-  UnitType* along_;  // rows of queries; while packing, of keys and of values
+  UnitType *gathered_keys_ = nullptr, *gathered_values_ = nullptr;  // of block-sparse tiles
+  AttentionTile* tags_ = nullptr;
+  GatheredTiles gathered_tiles_;  // whose chunks are there
+  UnitType* along_;               // rows of queries; while packing, of keys and of values
   Real *out_, *scores_;
   UnitType* probabilities_;
   Real *sums_, *most_;  // sums_ lane by lane: added up once, at the end

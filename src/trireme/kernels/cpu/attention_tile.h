@@ -309,5 +309,38 @@ void gather_rows(UnitType* to, const UnitType* all, const AttentionTile& tile, s
   }
 }
 
+/// Which of some places holds what was gathered of a tile's chunks: units of a head see many of the same ones.
+class GatheredTiles {
+ public:
+  /// `tags`: memory of `places` tiles.
+  void begin(AttentionTile* tags, std::int64_t places) {
+    tags_ = tags;
+    places_ = places;
+    forget();
+  }
+  /// Other keys are packed now.
+  void forget() {
+    for (std::int64_t i = 0; i < places_; ++i) tags_[i].chunks[0] = -1;
+  }
+  struct Place {
+    std::int64_t number;
+    bool filled;  ///< with these chunks
+  };
+  Place find(const AttentionTile& tile) {
+    std::uint32_t hash = 0;
+    for (const std::int32_t chunk : tile.chunks) hash = hash * 31 + static_cast<std::uint32_t>(chunk + 1);
+    const auto number = static_cast<std::int64_t>(hash % static_cast<std::uint32_t>(places_));
+    AttentionTile& tag = tags_[number];
+    bool same = true;
+    for (int j = 0; j < kTileChunks; ++j) same = same && tag.chunks[j] == tile.chunks[j];
+    if (!same) tag = tile;
+    return {number, same};
+  }
+
+ private:
+  AttentionTile* tags_ = nullptr;
+  std::int64_t places_ = 0;
+};
+
 }  // namespace
 }  // namespace trireme::kernels::cpu

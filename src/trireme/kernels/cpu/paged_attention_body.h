@@ -85,6 +85,34 @@ TRIREME_INLINE const A* stage(A* to, const T* from, std::int64_t count, std::int
   return to;
 }
 
+/// What FP8 codes stand for, without their scale and times 2^-8.
+template <typename V, typename Lanes>
+TRIREME_INLINE V code_lanes(const std::uint8_t* codes, Lanes some) {
+  if constexpr (V::kLanes == 1) {
+    return V::all(e4m3_floats(codes, First{1}).first());
+  } else {
+    return e4m3_floats(codes, some);
+  }
+}
+
+/// The same of FP8 codes, with `parts` scales a head.
+template <typename V, typename A>
+TRIREME_INLINE const A* stage_codes(A* to, const std::uint8_t* from, const float* scales, std::int64_t count,
+                                    std::int64_t stride, std::int64_t size, std::int64_t parts,
+                                    std::int64_t scale_stride) {
+  const std::int64_t part = size / parts;
+  for (std::int64_t key = 0; key < count; ++key) {
+    for (std::int64_t p = 0; p < parts; ++p) {
+      const V scale = V::all(static_cast<A>(scales[key * scale_stride + p]) * 256);
+      const std::uint8_t* codes = from + key * stride + p * part;
+      A* const out = to + key * size + p * part;
+      each<V>(part, [&](std::int64_t i, auto some)
+                        TRIREME_LAMBDA { (code_lanes<V>(codes + i, some) * scale).store(out + i, some); });
+    }
+  }
+  return to;
+}
+
 template <typename T>
 TRIREME_INLINE void fetch_ahead(const T* rows, std::int64_t count, std::int64_t stride, std::int64_t size) {
   constexpr std::int64_t kLine = 64 / static_cast<std::int64_t>(sizeof(T));
@@ -141,11 +169,12 @@ class SparseWalk {
   std::int64_t *at_, *end_, heads_;
 };
 
-/// `kSparse`: blocks that the lists name; else all.
-template <typename T, bool kSparse>
+/// `kSparse`: blocks that the lists name; else all. K: what keys and values are, T or codes.
+template <typename T, typename K, bool kSparse>
 void attend_queries(const PagedAttentionLoop& c, std::int64_t begin_task, std::int64_t end_task) {
   using V = typename LanesOf<T>::Type;
   using A = typename V::Scalar;
+  constexpr bool kCodes = sizeof(K) == 1;
   const std::int64_t group = c.heads / c.kv_heads, size = c.head_dim, stride = c.kv_heads * size;
   const std::int64_t walk_bytes = kSparse ? 2 * group * static_cast<std::int64_t>(sizeof(std::int64_t)) : 0;
   char* const room = static_cast<char*>(c.scratch(
@@ -173,19 +202,29 @@ void attend_queries(const PagedAttentionLoop& c, std::int64_t begin_task, std::i
       const std::int64_t first = query.begin > start ? query.begin - start : 0;
       const std::int64_t last = query.end < start + c.block_size ? query.end - start : c.block_size;
       const std::int64_t at = (query.block_table[block] * c.block_size + first) * stride + kv_head * size;
-      const T *keys = static_cast<const T*>(c.keys) + at, *values = static_cast<const T*>(c.values) + at;
+      const K *keys = static_cast<const K*>(c.keys) + at, *values = static_cast<const K*>(c.values) + at;
       const std::int64_t count = last - first;
       if (start + c.block_size < query.end) {
         const std::int64_t next = query.block_table[block + 1] * c.block_size * stride + kv_head * size;
-        fetch_ahead(static_cast<const T*>(c.keys) + next, c.block_size, stride, size);
-        fetch_ahead(static_cast<const T*>(c.values) + next, c.block_size, stride, size);
+        fetch_ahead(static_cast<const K*>(c.keys) + next, c.block_size, stride, size);
+        fetch_ahead(static_cast<const K*>(c.values) + next, c.block_size, stride, size);
       }
-      if (group == 1) {
-        attend_block(sums, scores, queries, keys, values, count, stride, size);
-        return;
+      const A *near_keys = nullptr, *near_values = nullptr;
+      if constexpr (kCodes) {
+        const std::int64_t scale_stride = c.kv_heads * c.parts;
+        const std::int64_t scale_at =
+            (query.block_table[block] * c.block_size + first) * scale_stride + kv_head * c.parts;
+        near_keys = stage_codes<V>(staged, keys, c.key_scales + scale_at, count, stride, size, c.parts, scale_stride);
+        near_values = stage_codes<V>(staged + c.block_size * size, values, c.value_scales + scale_at, count, stride,
+                                     size, c.parts, scale_stride);
+      } else {
+        if (group == 1) {
+          attend_block(sums, scores, queries, keys, values, count, stride, size);
+          return;
+        }
+        near_keys = stage(staged, keys, count, stride, size);
+        near_values = stage(staged + c.block_size * size, values, count, stride, size);
       }
-      const A* near_keys = stage(staged, keys, count, stride, size);
-      const A* near_values = stage(staged + c.block_size * size, values, count, stride, size);
       for (std::int64_t head = 0; head < group; ++head) {
         if (!sees(head)) continue;
         attend_block(sums + head * (size + 2), scores, queries + head * size, near_keys, near_values, count, size,
@@ -216,15 +255,16 @@ void attend_queries(const PagedAttentionLoop& c, std::int64_t begin_task, std::i
   }
 }
 
-template <typename T>
+template <typename T, typename K>
 void attend(const PagedAttentionLoop& c, std::int64_t begin_task, std::int64_t end_task) {
-  c.blocks != nullptr ? attend_queries<T, true>(c, begin_task, end_task)
-                      : attend_queries<T, false>(c, begin_task, end_task);
+  c.blocks != nullptr ? attend_queries<T, K, true>(c, begin_task, end_task)
+                      : attend_queries<T, K, false>(c, begin_task, end_task);
 }
 
 }  // namespace
 
 extern const PagedAttentionTable TRIREME_PAGED_ATTENTION_TABLE = {
-    {attend<float>, attend<double>, attend<Bf16>, attend<F16>}};
+    {attend<float, float>, attend<double, double>, attend<Bf16, Bf16>, attend<F16, F16>},
+    {attend<float, std::uint8_t>, attend<double, std::uint8_t>, attend<Bf16, std::uint8_t>, attend<F16, std::uint8_t>}};
 
 }  // namespace trireme::kernels

@@ -20,6 +20,8 @@ struct PagedAttentionLoop {
   };
   const Query* queries;
   const void *q, *keys, *values;
+  const float *key_scales, *value_scales;  // of FP8 codes (kv_codes.h): `parts` for each head of each token
+  std::int64_t parts;
   void* out;
   std::int64_t q_row, q_head, out_row, out_head;
   std::int64_t heads, kv_heads, head_dim, block_size;
@@ -32,6 +34,8 @@ struct PagedAttentionLoop {
 struct PagedAttentionTable {
   /// Task query * kv_heads + kv head: the heads of queries that share a head of keys.
   void (*attend[kElements])(const PagedAttentionLoop& call, std::int64_t begin_task, std::int64_t end_task);
+  /// Keys and values are codes.
+  void (*attend_codes[kElements])(const PagedAttentionLoop& call, std::int64_t begin_task, std::int64_t end_task);
 };
 extern const PagedAttentionTable kPagedAttentionPlain, kPagedAttentionV3, kPagedAttentionV4, kPagedAttentionV4Bf16;
 

@@ -45,12 +45,22 @@ TRIREME_INLINE V read_gradient(const UpdateLoop& c, std::int64_t i, V scale, Lan
   return g;
 }
 
+/// `rounding`: not 0 where a bfloat16 weight is stochastically rounded, element i by its own chance.
 template <typename V, typename Lanes>
-TRIREME_INLINE void write_weight(const UpdateLoop& c, std::int64_t i, V weight, Lanes some) {
-  write(c.weight, i, weight, some);
+TRIREME_INLINE void write_weight(const UpdateLoop& c, std::int64_t i, V weight, Lanes some, std::uint64_t rounding) {
   if constexpr (sizeof(typename V::Scalar) == 4) {
     if (c.low.data != nullptr) write(c.low, i, weight, some);
+    if (rounding != 0) {
+      float numbers[V::kLanes];
+      weight.store(numbers, All{});
+      for (std::int64_t k = 0; k < V::kLanes; ++k) {
+        const std::uint64_t bits = rounding_bits(rounding, static_cast<std::uint64_t>(i + k)) >> kWeightChance;
+        numbers[k] = bits_as<float>(rounded_bits(bits_as<std::uint32_t>(numbers[k]), static_cast<std::uint32_t>(bits)));
+      }
+      weight = V::load(numbers, All{});
+    }
   }
+  write(c.weight, i, weight, some);
 }
 
 /// f(i, gradient, weight, lanes) for every vector of [begin, end).
@@ -69,7 +79,7 @@ TRIREME_INLINE V number(double x) {
 }
 
 template <typename V>
-void sgd_loop(const UpdateLoop& c, const SgdNumbers& n, std::int64_t begin, std::int64_t end) {
+void sgd_loop(const UpdateLoop& c, const SgdNumbers& n, std::uint64_t rounding, std::int64_t begin, std::int64_t end) {
   const V decay = number<V>(n.decay), momentum = number<V>(n.momentum), undamped = number<V>(n.undamped);
   const V rate = number<V>(-n.rate);
   each_weight<V>(c, begin, end, [&](std::int64_t i, V g, V w, auto some) TRIREME_LAMBDA {
@@ -79,18 +89,19 @@ void sgd_loop(const UpdateLoop& c, const SgdNumbers& n, std::int64_t begin, std:
       write(c.first, i, velocity, some);
       g = n.nesterov ? multiply_add(momentum, velocity, g) : velocity;
     }
-    write_weight(c, i, multiply_add(rate, g, w), some);
+    write_weight(c, i, multiply_add(rate, g, w), some, rounding);
   });
 }
 
 template <typename V>
-void adagrad_loop(const UpdateLoop& c, const AdagradNumbers& n, std::int64_t begin, std::int64_t end) {
+void adagrad_loop(const UpdateLoop& c, const AdagradNumbers& n, std::uint64_t rounding, std::int64_t begin,
+                  std::int64_t end) {
   const V decay = number<V>(n.decay), epsilon = number<V>(n.epsilon), rate = number<V>(-n.rate);
   each_weight<V>(c, begin, end, [&](std::int64_t i, V g, V w, auto some) TRIREME_LAMBDA {
     g = multiply_add(decay, w, g);
     const V sum = multiply_add(g, g, read<V>(c.second, i, some));
     write(c.second, i, sum, some);
-    write_weight(c, i, multiply_add(rate, g / (square_root(sum) + epsilon), w), some);
+    write_weight(c, i, multiply_add(rate, g / (square_root(sum) + epsilon), w), some, rounding);
   });
 }
 
@@ -170,7 +181,7 @@ void adam_loop(const UpdateLoop& c, const AdamNumbers& n, std::int64_t begin, st
     g = multiply_add(decay, w, g);
     const V direction = adam_direction(c, i, g, take1, take2, root, epsilon, some);
     // Both parts are added up before they meet the weight, beside which each alone may round to nothing.
-    write_weight(c, i, w - multiply_add(direction, rate, weight_decay * w), some);
+    write_weight(c, i, w - multiply_add(direction, rate, weight_decay * w), some, 0);
   });
 }
 
@@ -205,21 +216,22 @@ void lamb_loop(const UpdateLoop& c, const AdamNumbers& n, std::int64_t begin, st
 }
 
 template <typename V>
-void apply_loop(const UpdateLoop& c, double rate, std::int64_t begin, std::int64_t end) {
+void apply_loop(const UpdateLoop& c, double rate, std::uint64_t rounding, std::int64_t begin, std::int64_t end) {
   const V minus = number<V>(-rate);
   each<V>(end - begin, [&](std::int64_t k, auto some) TRIREME_LAMBDA {
     const std::int64_t i = begin + k;
-    write_weight(c, i, multiply_add(minus, read<V>(c.update, i, some), read<V>(c.weight, i, some)), some);
+    write_weight(c, i, multiply_add(minus, read<V>(c.update, i, some), read<V>(c.weight, i, some)), some, rounding);
   });
 }
 
 template <typename V>
-void lars_loop(const UpdateLoop& c, const LarsNumbers& n, std::int64_t begin, std::int64_t end) {
+void lars_loop(const UpdateLoop& c, const LarsNumbers& n, std::uint64_t rounding, std::int64_t begin,
+               std::int64_t end) {
   const V decay = number<V>(n.decay), momentum = number<V>(n.momentum), rate = number<V>(n.rate);
   each_weight<V>(c, begin, end, [&](std::int64_t i, V g, V w, auto some) TRIREME_LAMBDA {
     const V velocity = multiply_add(momentum, read<V>(c.first, i, some), rate * multiply_add(decay, w, g));
     write(c.first, i, velocity, some);
-    write_weight(c, i, w - velocity, some);
+    write_weight(c, i, w - velocity, some, rounding);
   });
 }
 

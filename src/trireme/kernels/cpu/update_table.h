@@ -41,15 +41,16 @@ struct LarsNumbers {
   double rate, decay, momentum;
 };
 
-/// Every loop covers the elements [begin, end).
+/// Every loop covers the elements [begin, end). `rounding`: as AdamNumbers has it, of the weight.
 struct UpdateLoops {
-  void (*sgd)(const UpdateLoop&, const SgdNumbers&, std::int64_t begin, std::int64_t end);
-  void (*adagrad)(const UpdateLoop&, const AdagradNumbers&, std::int64_t begin, std::int64_t end);
+  void (*sgd)(const UpdateLoop&, const SgdNumbers&, std::uint64_t rounding, std::int64_t begin, std::int64_t end);
+  void (*adagrad)(const UpdateLoop&, const AdagradNumbers&, std::uint64_t rounding, std::int64_t begin,
+                  std::int64_t end);
   void (*adam)(const UpdateLoop&, const AdamNumbers&, std::int64_t begin, std::int64_t end);
   /// squares[0] and [1]: of weight and update.
   void (*lamb)(const UpdateLoop&, const AdamNumbers&, std::int64_t begin, std::int64_t end, double* squares);
-  void (*apply)(const UpdateLoop&, double rate, std::int64_t begin, std::int64_t end);
-  void (*lars)(const UpdateLoop&, const LarsNumbers&, std::int64_t begin, std::int64_t end);
+  void (*apply)(const UpdateLoop&, double rate, std::uint64_t rounding, std::int64_t begin, std::int64_t end);
+  void (*lars)(const UpdateLoop&, const LarsNumbers&, std::uint64_t rounding, std::int64_t begin, std::int64_t end);
   double (*squares)(const Stream&, std::int64_t begin, std::int64_t end);
 };
 struct UpdateTable {

@@ -54,6 +54,7 @@ TRIREME_INLINE To bits_as(From from) {
 
 // One element to float and back. Vectors do the same in lanes; these serve the plain set and the ends of rows.
 TRIREME_INLINE float widen(float x) { return x; }
+TRIREME_INLINE float widen(std::int8_t x) { return x; }
 TRIREME_INLINE float widen(Bf16 x) { return bits_as<float>(std::uint32_t{x.bits} << 16); }
 TRIREME_INLINE void narrow(float& to, float x) { to = x; }
 TRIREME_INLINE void narrow(Bf16& to, float x) {
@@ -103,6 +104,7 @@ struct Doubles {
   TRIREME_INLINE static Doubles all(double x) { return {x}; }
   TRIREME_INLINE double first() const { return v; }
   TRIREME_INLINE static Doubles load(const double* p, All) { return {*p}; }
+  TRIREME_INLINE static Doubles load(const std::int8_t* p, All) { return {static_cast<double>(*p)}; }
   TRIREME_INLINE void store(double* p, All) const { *p = v; }
   TRIREME_INLINE friend Doubles operator+(Doubles a, Doubles b) { return {a.v + b.v}; }
   TRIREME_INLINE friend Doubles operator-(Doubles a, Doubles b) { return {a.v - b.v}; }
@@ -130,6 +132,8 @@ TRIREME_INLINE double largest_of(Doubles x) { return x.v; }
 //   nearest(x): to the nearest whole number; times_two_to(x, n): x * 2^n for whole n, as if exact, then rounded.
 //   square_error(x, x * x): what the GEMM lost by rounding.
 //   swap_neighbours(x): lanes 1 0 3 2 ...
+//   NibbleWords: 8 kLanes codes of four bits, eight a lane, and what they stand for.
+//   e4m3_floats(p, lanes): FP8 codes as floats, times 2^-8.
 //   Squares: a sum of squares, exact in each GEMM and kept in double.
 #if defined(__AVX512F__) && defined(__AVX512BW__)
 #include "trireme/kernels/cpu/vec_avx512.h"

@@ -37,6 +37,9 @@ struct Floats {
   TRIREME_INLINE static Floats load(const F16* p, All) {
     return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
   }
+  TRIREME_INLINE static Floats load(const std::int8_t* p, All) {
+    return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))))};
+  }
   TRIREME_INLINE static Floats load(const float* p, First n) { return {_mm256_maskload_ps(p, lanes_mask(n))}; }
   template <typename T>
   TRIREME_INLINE static Floats load(const T* p, First n) {
@@ -98,6 +101,40 @@ TRIREME_INLINE Floats times_two_to(Floats x, Floats n) {
 }
 TRIREME_INLINE Floats square_error(Floats x, Floats square) { return {_mm256_fmsub_ps(x.v, x.v, square.v)}; }
 TRIREME_INLINE Floats swap_neighbours(Floats x) { return {_mm256_permute_ps(x.v, 0xB1)}; }
+
+/// A lane has the 32 bits of eight neighbouring codes, the first of them lowest.
+struct NibbleWords {
+  __m256i v;
+  struct Meaning {
+    Floats scale, zero;
+  };
+  TRIREME_INLINE static NibbleWords load(const std::uint8_t* p) {
+    return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))};
+  }
+  TRIREME_INLINE static Meaning meaning(float scale, float zero) { return {Floats::all(scale), Floats::all(zero)}; }
+  template <int kAt>
+  TRIREME_INLINE Floats at(Floats scale, Floats zero) const {
+    const __m256i code = _mm256_and_si256(_mm256_srli_epi32(v, 4 * kAt), _mm256_set1_epi32(15));
+    return {_mm256_mul_ps(_mm256_sub_ps(_mm256_cvtepi32_ps(code), zero.v), scale.v)};
+  }
+  template <int kAt>
+  TRIREME_INLINE Floats at(const Meaning& meaning) const {
+    return at<kAt>(meaning.scale, meaning.zero);
+  }
+};
+
+/// By way of float16, whose exponent has the bias 15 and not 7.
+TRIREME_INLINE Floats e4m3_floats(const std::uint8_t* p, All) {
+  const __m128i words = _mm_cvtepi8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+  const __m128i sign = _mm_and_si128(words, _mm_set1_epi16(static_cast<short>(0x8000)));
+  const __m128i rest = _mm_slli_epi16(_mm_and_si128(words, _mm_set1_epi16(0x7f)), 7);
+  return {_mm256_cvtph_ps(_mm_or_si128(sign, rest))};
+}
+TRIREME_INLINE Floats e4m3_floats(const std::uint8_t* p, First n) {
+  std::uint8_t few[Floats::kLanes] = {};
+  for (int i = 0; i < n.count; ++i) few[i] = p[i];
+  return e4m3_floats(few, All{});
+}
 
 /// A sum kept in double, four lanes.
 struct Squares {

@@ -39,6 +39,12 @@ struct Floats {
   TRIREME_INLINE static Floats load(const F16* p, All) {
     return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
   }
+  TRIREME_INLINE static Floats load(const std::int8_t* p, All) {
+    return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))};
+  }
+  TRIREME_INLINE static Floats load(const std::int8_t* p, First n) {
+    return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_maskz_loadu_epi8(lanes_mask(n), p)))};
+  }
   TRIREME_INLINE static Floats load(const float* p, First n) { return {_mm512_maskz_loadu_ps(lanes_mask(n), p)}; }
   TRIREME_INLINE static Floats load(const Bf16* p, First n) {
     return {to_floats(_mm256_maskz_loadu_epi16(lanes_mask(n), p))};
@@ -88,6 +94,45 @@ TRIREME_INLINE Floats above_floor(Floats x) {
 TRIREME_INLINE Floats times_two_to(Floats x, Floats n) { return {_mm512_scalef_ps(x.v, n.v)}; }
 TRIREME_INLINE Floats square_error(Floats x, Floats square) { return {_mm512_fmsub_ps(x.v, x.v, square.v)}; }
 TRIREME_INLINE Floats swap_neighbours(Floats x) { return {_mm512_permute_ps(x.v, 0xB1)}; }
+
+/// A lane has the 32 bits of eight neighbouring codes, the first of them lowest.
+struct NibbleWords {
+  __m512i v;
+  /// What each code stands for, (code - zero) * scale: a lane a code where all lanes share scale and zero point.
+  struct Meaning {
+    __m512 values;
+  };
+  TRIREME_INLINE static NibbleWords load(const std::uint8_t* p) { return {_mm512_loadu_si512(p)}; }
+  TRIREME_INLINE static Meaning meaning(float scale, float zero) {
+    const __m512 codes = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    return {_mm512_mul_ps(_mm512_sub_ps(codes, _mm512_set1_ps(zero)), _mm512_set1_ps(scale))};
+  }
+  /// The code at place `kAt` of each lane. A permutation looks at four bits of an index alone.
+  template <int kAt>
+  TRIREME_INLINE Floats at(const Meaning& meaning) const {
+    return {_mm512_permutexvar_ps(_mm512_srli_epi32(v, 4 * kAt), meaning.values)};
+  }
+  /// The same where lanes have scales and zero points of their own.
+  template <int kAt>
+  TRIREME_INLINE Floats at(Floats scale, Floats zero) const {
+    const __m512i code = _mm512_and_si512(_mm512_srli_epi32(v, 4 * kAt), _mm512_set1_epi32(15));
+    return {_mm512_mul_ps(_mm512_sub_ps(_mm512_cvtepi32_ps(code), zero.v), scale.v)};
+  }
+};
+
+/// By way of float16, whose exponent has the bias 15 and not 7.
+TRIREME_INLINE Floats e4m3_of_bytes(__m128i bytes) {
+  const __m256i words = _mm256_cvtepi8_epi16(bytes);
+  const __m256i sign = _mm256_and_si256(words, _mm256_set1_epi16(static_cast<short>(0x8000)));
+  const __m256i rest = _mm256_slli_epi16(_mm256_and_si256(words, _mm256_set1_epi16(0x7f)), 7);
+  return {_mm512_cvtph_ps(_mm256_or_si256(sign, rest))};
+}
+TRIREME_INLINE Floats e4m3_floats(const std::uint8_t* p, All) {
+  return e4m3_of_bytes(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+TRIREME_INLINE Floats e4m3_floats(const std::uint8_t* p, First n) {
+  return e4m3_of_bytes(_mm_maskz_loadu_epi8(lanes_mask(n), p));
+}
 
 /// A sum kept in double, eight lanes.
 struct Squares {

@@ -86,6 +86,37 @@ TRIREME_INLINE Floats square_error(Floats x, Floats square) {
 }
 TRIREME_INLINE Floats swap_neighbours(Floats x) { return {FourFloats{x.v[1], x.v[0], x.v[3], x.v[2]}}; }
 
+/// A lane has the 32 bits of eight neighbouring codes, the first of them lowest.
+struct NibbleWords {
+  const std::uint8_t* p;
+  struct Meaning {
+    Floats scale, zero;
+  };
+  TRIREME_INLINE static NibbleWords load(const std::uint8_t* p) { return {p}; }
+  TRIREME_INLINE static Meaning meaning(float scale, float zero) { return {Floats::all(scale), Floats::all(zero)}; }
+  template <int kAt>
+  TRIREME_INLINE Floats at(Floats scale, Floats zero) const {
+    FourFloats codes;
+    for (int i = 0; i < 4; ++i) codes[i] = static_cast<float>(p[4 * i + kAt / 2] >> (kAt % 2 * 4) & 15);
+    return (Floats{codes} - zero) * scale;
+  }
+  template <int kAt>
+  TRIREME_INLINE Floats at(const Meaning& meaning) const {
+    return at<kAt>(meaning.scale, meaning.zero);
+  }
+};
+
+/// By way of float16, whose exponent has the bias 15 and not 7.
+template <typename Lanes>
+TRIREME_INLINE Floats e4m3_floats(const std::uint8_t* p, Lanes some) {
+  F16 halves[Floats::kLanes] = {};
+  int count = Floats::kLanes;
+  if constexpr (requires { some.count; }) count = some.count;
+  for (int i = 0; i < count; ++i)
+    halves[i].bits = static_cast<std::uint16_t>((p[i] & 0x80u) << 8 | (p[i] & 0x7fu) << 7);
+  return Floats::load(halves, All{});
+}
+
 /// A sum kept in double, four lanes.
 struct Squares {
   double v[4] = {0, 0, 0, 0};

@@ -21,16 +21,22 @@ Experts::Experts(ExpertsShape shape, Param& in, Param& out) : shape_(std::move(s
   ++out_.uses;
 }
 
-std::int64_t Experts::local_experts() const { return local_shape(in_.placement)[0]; }
+std::int64_t Experts::local_experts() const { return local_shape(out_.placement)[0]; }
 
 CopiedWeights Experts::with_copies(const ExpertCopies& copies, Context& context) const {
-  if (!copies.any()) return {.copies = copies, .in = context.value(in_), .out = context.value(out_)};
-  return {
-      .copies = copies, .in = copies.with_copies(context.value(in_)), .out = copies.with_copies(context.value(out_))};
+  if (!copies.any()) return {.copies = copies, .in = own_in(context), .out = context.value(out_)};
+  return {.copies = copies, .in = copies.with_copies(own_in(context)), .out = copies.with_copies(context.value(out_))};
+}
+
+at::Tensor Experts::own_in(Context& context) const {
+  const at::Tensor& weight = context.value(in_);
+  const std::int64_t experts = local_experts();
+  // Slices of fused projections stand one below the other, two an expert.
+  return weight.size(0) == experts ? weight : weight.view({experts, -1, weight.size(2)});
 }
 
 at::Tensor Experts::in_weight(const ExpertRows& rows, Context& context) const {
-  return rows.copied != nullptr ? rows.copied->in : context.value(in_);
+  return rows.copied != nullptr ? rows.copied->in : own_in(context);
 }
 at::Tensor Experts::out_weight(const ExpertRows& rows, Context& context) const {
   return rows.copied != nullptr ? rows.copied->out : context.value(out_);

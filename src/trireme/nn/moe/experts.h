@@ -73,6 +73,8 @@ class Experts {
                        Tape& tape) const;
 
  private:
+  /// Of this rank's own experts, [experts, rows, hidden].
+  at::Tensor own_in(Context& context) const;
   at::Tensor in_weight(const ExpertRows& rows, Context& context) const;
   at::Tensor out_weight(const ExpertRows& rows, Context& context) const;
   /// [rows, n] of x [rows, k] with matrices [groups, n, k], those of `weight` or copies; and back. FP8 where it says

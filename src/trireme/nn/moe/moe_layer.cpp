@@ -18,6 +18,7 @@
 #include "trireme/base/error.h"
 #include "trireme/base/random.h"
 #include "trireme/device/tensor_buffer.h"
+#include "trireme/nn/exchange.h"
 #include "trireme/nn/flops.h"
 #include "trireme/nn/moe/fp8_rows.h"
 
@@ -299,6 +300,7 @@ at::Tensor MoeLayer::forward(at::Tensor x, Context& context, Tape* tape) {
         fmt::format("{} cannot generate: its experts choose among tokens, also those still to come", parts_.name),
         "evaluate it with `trireme eval`, or train with another experts.router");
   }
+  TRIREME_CHECK(!parts_.sliced || (tape == nullptr && x.is_cpu()), "sliced experts compute inference on the CPU");
   if (routes_there(x, context)) return forward_on_gpu(std::move(x), context, tape);
   const Router& router = *parts_.router;
   const at::Tensor rows = as_rows(x);
@@ -325,6 +327,7 @@ at::Tensor MoeLayer::forward(at::Tensor x, Context& context, Tape* tape) {
   at::Tensor y = sum_rows_of_tokens(forward_experts(rows, routed, plan, context, tape ? &saved : nullptr, shared),
                                     routed.home.of_tokens());
   gather_slices(y);
+  if (parts_.sliced) sum_over(y, *parallel_->tensor);
   y = y.view(x.sizes());
   if (of_shared.defined()) y.add_(of_shared);
   if (!tape) return y;

@@ -21,6 +21,8 @@
 // slice_over_tp, dispatched in equal slices, one a rank, whose outputs are gathered (DeepSpeed's
 // parallelism-coordinated form, Singh et al. 2023); with sequence parallelism each computes its own. Losses are told as
 // terms of loss_terms.h, seeded with the step's sample scale.
+// In inference they may instead have a slice of each expert's matrices: every rank computes its part of all rows, and
+// the parts are added up after the combine (expert slicing).
 // Depends on: base, comm, spec, kernels.
 #pragma once
 
@@ -56,6 +58,7 @@ struct MoeParts {
   Experts experts;
   SharedExperts shared = {};
   std::unique_ptr<RowExchange> exchange;
+  bool sliced = false;  ///< inference: tensor-parallel ranks have a slice of each expert, whose outputs are added up
   Stream stream = Stream::kSequence;
 };
 

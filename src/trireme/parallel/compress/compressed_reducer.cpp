@@ -14,6 +14,7 @@
 #include "trireme/base/stopwatch.h"
 #include "trireme/device/tensor_buffer.h"
 #include "trireme/layout/reduction.h"
+#include "trireme/parallel/compress/local_clip.h"
 
 namespace trireme::parallel {
 
@@ -42,20 +43,31 @@ at::Tensor squares_of(const at::Tensor& tensor) {
   return at::linalg_vector_norm(tensor, 2, {}, false, at::kDouble).square_();
 }
 
-CompressedReducer::CompressedReducer(const ReducerParts& parts)
-    : options_(parts.options), plan_(parts.plan), groups_(parts.groups), dense_(make_dense_reducer(parts)) {
+CompressedReducer::CompressedReducer(const ReducerParts& parts, Unit unit)
+    : options_(parts.options),
+      plan_(parts.plan),
+      groups_(parts.groups),
+      dense_(make_dense_reducer(parts)),
+      unit_(config().local_clip || on_gpu() ? Unit::kAll : unit) {
   TRIREME_CHECK(options_.zero <= 1 && !options_.offload && !options_.reduce_bf16,
                 "ZeRO {} or offload with compression is refused by spec/rules", options_.zero);
   make_sets();
+  find_terms();
+  if (config().local_clip) local_clip_ = std::make_unique<LocalClip>(plan_, groups_, options_);
+}
+
+CompressedReducer::~CompressedReducer() = default;
+
+void CompressedReducer::find_terms() {
   for (Bucket& bucket : plan_.buckets) {
     if (!bucket.trainable) continue;
     CopySet& set = set_of(bucket);
-    const int copies = set.exchange.copies();
+    const int copies = set.lanes.first.copies();
     for (BucketMember& member : bucket.members) {
       const std::vector<std::int64_t> shape = nn::local_shape(member.param->placement);
       const std::int64_t elements = layout::local_elements(member.param->placement);
       // What no other rank has a copy of is not exchanged at all.
-      const bool alone = copies == 1 && sets_.front().exchange.copies() > 1;
+      const bool alone = copies == 1 && sets_.front().lanes.first.copies() > 1;
       if (alone || !is_compressed(*member.param, config()) || is_replicated(*member.param) || elements == 0) {
         set.rest.emplace_back(&bucket, &member);
         continue;
@@ -74,14 +86,14 @@ CompressedReducer::CompressedReducer(const ReducerParts& parts)
     return std::pair(&set_of(*term.bucket), std::string_view(term.param->name));
   };
   std::ranges::sort(terms_, {}, place);
-  for (std::size_t i = 0; i < terms_.size(); ++i) terms_[i].number = i;
-  for (CopySet& set : sets_) {
-    std::ranges::sort(set.rest, {}, [](const auto& entry) { return entry.second->param->name; });
-    const auto of_set =
-        std::ranges::equal_range(terms_, &set, {}, [&](const Term& term) { return &set_of(*term.bucket); });
-    set.begin = static_cast<std::size_t>(of_set.begin() - terms_.begin());
-    set.end = static_cast<std::size_t>(of_set.end() - terms_.begin());
+  bucket_terms_.resize(plan_.buckets.size());
+  for (std::size_t i = 0; i < terms_.size(); ++i) {
+    terms_[i].number = i;
+    bucket_terms_[number_of(*terms_[i].bucket)].push_back(terms_[i]);
+    set_of(*terms_[i].bucket).terms.push_back(terms_[i]);
   }
+  for (CopySet& set : sets_)
+    std::ranges::sort(set.rest, {}, [](const auto& entry) { return entry.second->param->name; });
 }
 
 /// One for each set of axes along which some bucket's copies lie: those of the options as far as the bucket is summed
@@ -97,11 +109,17 @@ void CompressedReducer::make_sets() {
   std::ranges::sort(copies.begin() + 1, copies.end());
   wanted.insert(wanted.end(), copies.begin(), copies.end());
   groups_.agree_on(wanted);
+  const int second = unit_ == Unit::kBucket ? 1 : 0;
+  groups_.agree_on(copies, second + 1);
   for (const layout::AxisNames& axes : copies)
-    sets_.push_back({.axes = axes, .exchange = CopyExchange(groups_.along(axes))});
+    sets_.push_back(
+        {.axes = axes, .lanes = {CopyExchange(groups_.along(axes)), CopyExchange(groups_.along(axes, second))}});
   for (const Bucket& bucket : plan_.buckets)
     inside_.push_back(groups_.along(layout::subtract(mesh, bucket.axes, options_.copies)));
-  exchange_ = &sets_.front().exchange;
+}
+
+std::size_t CompressedReducer::number_of(const Bucket& bucket) const {
+  return static_cast<std::size_t>(&bucket - plan_.buckets.data());
 }
 
 const CompressedReducer::CopySet& CompressedReducer::set_of(const Bucket& bucket) const {
@@ -113,9 +131,7 @@ CompressedReducer::CopySet& CompressedReducer::set_of(const Bucket& bucket) {
   return const_cast<CopySet&>(std::as_const(*this).set_of(bucket));
 }
 
-comm::Group* CompressedReducer::inside_of(const Bucket& bucket) const {
-  return inside_[static_cast<std::size_t>(&bucket - plan_.buckets.data())];
-}
+comm::Group* CompressedReducer::inside_of(const Bucket& bucket) const { return inside_[number_of(bucket)]; }
 
 /// Ranks of one copy of the model that all hold a parameter would each compress it among others, differently, and part.
 bool CompressedReducer::is_replicated(const nn::Param& param) const {
@@ -138,8 +154,9 @@ std::string CompressedReducer::description() const {
   text += fmt::format("; {} of {} parameters compressed", terms_.size(), all);
   for (const CopySet& set : sets_) {
     if (&set != sets_.data())
-      text += fmt::format(", {} of them (experts) over {} copies", set.end - set.begin, set.exchange.copies());
+      text += fmt::format(", {} of them (experts) over {} copies", set.terms.size(), set.lanes.first.copies());
   }
+  if (begins_early()) text += ", each bucket from when it is full, beside backward";
   if (config().start > 0) text += fmt::format(", dense until step {}", config().start);
   return text;
 }
@@ -156,7 +173,7 @@ double CompressedReducer::sent_bytes(const Bucket& bucket, int /*launches*/) con
   const CopySet& set = set_of(bucket);
   for (const auto& [other, member] : set.rest) {
     if (other == &bucket)
-      sum += dense(static_cast<double>(layout::local_elements(member->param->placement)), set.exchange.copies());
+      sum += dense(static_cast<double>(layout::local_elements(member->param->placement)), set.lanes.first.copies());
   }
   return sum;
 }
@@ -180,17 +197,21 @@ int CompressedReducer::shard(const nn::Param& param) const { return shard_of(gro
 void CompressedReducer::begin_step(std::int64_t step) {
   step_ = step;
   dense_step_ = is_dense(step);
-  exchanged_ = false;
+  exchange_begun_ = exchanged_ = false;
 }
 
 void CompressedReducer::launch(Bucket& bucket) {
   comm::Group* inside = inside_of(bucket);
+  if (loss_scale_ != 1 && keeps_gradients()) bucket.sending.mul_(1 / loss_scale_);
   if (dense_step_ && !(keeps_dense() && inside != nullptr)) {
     before_dense(bucket);
     dense_->launch(bucket);
-  } else if (inside != nullptr) {
-    bucket.work = inside->all_reduce(device::to_buffer(bucket.sending), comm::Reduce::kSum);
+    return;
   }
+  if (inside != nullptr) bucket.work = inside->all_reduce(device::to_buffer(bucket.sending), comm::Reduce::kSum);
+  if (dense_step_ || !begins_early()) return;
+  begin_bucket(bucket);
+  under_way_.advance();
 }
 
 void CompressedReducer::settle(Bucket& bucket) {
@@ -199,9 +220,9 @@ void CompressedReducer::settle(Bucket& bucket) {
       bucket.work.wait();
       bucket.work = {};
       before_dense(bucket);
-      CopyExchange& exchange = set_of(bucket).exchange;
+      CopyExchange& exchange = set_of(bucket).lanes.first;
       exchange.sum(bucket.sending);
-      exchange.take_sent_bytes();  // counted as dense below
+      exchange.take_sent_bytes(), exchange.take_waited_seconds();  // counted as dense below
       bucket.arriving =
           options_.zero > 0 ? bucket.sending.narrow(0, bucket.begin, bucket.end - bucket.begin) : bucket.sending;
     } else {
@@ -210,6 +231,7 @@ void CompressedReducer::settle(Bucket& bucket) {
     const double bytes = dense_->sent_bytes(bucket, 1);
     report_.sent_bytes += bytes;
     report_.dense_bytes += bytes;
+    if (loss_scale_ != 1 && keeps_gradients()) bucket.arriving.mul_(loss_scale_);
     return;
   }
   if (!std::exchange(exchanged_, true)) exchange_all();
@@ -218,34 +240,83 @@ void CompressedReducer::settle(Bucket& bucket) {
     report_.sent_bytes += 2.0 * (inside->size() - 1) / inside->size() * static_cast<double>(bucket.sending.nbytes());
   bucket.arriving =
       options_.zero > 0 ? bucket.sending.narrow(0, bucket.begin, bucket.end - bucket.begin) : bucket.sending;
+  if (loss_scale_ != 1) bucket.arriving.mul_(loss_scale_);
 }
 
 void CompressedReducer::finish(std::span<Bucket> buckets) {
   if (dense_step_) dense_->finish(buckets);
 }
 
-void CompressedReducer::exchange_all() {
-  const auto begin = std::chrono::steady_clock::now();
-  wait_inside();
-  if (config().local_clip) clip_locally();
-  for (Term& term : terms_) {
-    term.data = term.part_of(term.bucket->sending);
+void CompressedReducer::begin_exchange() {
+  if (std::exchange(exchange_begun_, true)) return;
+  begin_errors();
+}
+
+void CompressedReducer::take_data(Bucket& bucket, std::span<Term> terms) {
+  for (Term& term : terms) {
+    term.data = term.part_of(bucket.sending);
     report_.elements += term.elements();
   }
-  begin_errors();
-  before_rest();
-  for (CopySet& set : sets_) start_rest(set);  // their latency passes beside the method's own exchanges
-  for (CopySet& set : sets_) {
-    exchange_ = &set.exchange;
-    if (set.end > set.begin) reduce(terms().subspan(set.begin, set.end - set.begin));
-    finish_rest(set);
-    report_.sent_bytes += set.exchange.take_sent_bytes();
+  before_rest(bucket, terms);
+}
+
+Stages CompressedReducer::stages_of(Bucket& bucket) {
+  std::vector<Term>& terms = bucket_terms_[number_of(bucket)];
+  Stages found = terms.empty() ? Stages{} : stages(set_of(bucket).lanes, terms);
+  if (found.empty()) found.emplace_back([] { return comm::Work(); });
+  found.front() = [this, &bucket, &terms, first = std::move(found.front())] {
+    take_data(bucket, terms);
+    return first();
+  };
+  return found;
+}
+
+void CompressedReducer::begin_bucket(Bucket& bucket) {
+  begin_exchange();
+  under_way_.add(std::exchange(bucket.work, comm::Work()), stages_of(bucket));
+}
+
+void CompressedReducer::exchange_all() {
+  const double before = under_way_.take_seconds();  // beside backward
+  const auto begin = std::chrono::steady_clock::now();
+  begin_exchange();
+  report_.kernel_seconds += before;
+  report_.beside_seconds += before;
+  if (unit_ == Unit::kBucket) {
+    for (Bucket& bucket : plan_.buckets) {
+      if (bucket.trainable && !config().overlap) begin_bucket(bucket);
+    }
+    for (CopySet& set : sets_) under_way_.add({}, stages_of_rest(set));
+  } else {
+    wait_inside();
+    if (local_clip_) local_clip_->clip(plan_, copies());
+    for (Bucket& bucket : plan_.buckets) {
+      if (bucket.trainable) take_data(bucket, bucket_terms_[number_of(bucket)]);
+    }
+    for (CopySet& set : sets_) {
+      for (Term& term : set.terms) term.data = term.part_of(term.bucket->sending);
+      under_way_.add({}, stages_of_rest(set));  // its latency passes beside the method's own exchanges
+    }
+    for (CopySet& set : sets_) {
+      if (!set.terms.empty()) under_way_.add({}, stages(set.lanes, set.terms));
+    }
   }
-  exchange_ = &sets_.front().exchange;
+  under_way_.finish();
+  double waited = 0;
+  for (CopySet& set : sets_) {
+    for (CopyExchange* exchange : {&set.lanes.first, &set.lanes.second}) {
+      report_.sent_bytes += exchange->take_sent_bytes();
+      waited += exchange->take_waited_seconds();
+    }
+    for (Term& term : set.terms) term.data = at::Tensor();
+  }
   read_errors();
-  for (Term& term : terms_) term.data = at::Tensor();
+  for (std::vector<Term>& terms : bucket_terms_) {
+    for (Term& term : terms) term.data = at::Tensor();
+  }
   if (!terms_.empty()) ++report_.rounds;
-  report_.seconds += seconds_since(begin);
+  report_.kernel_seconds += under_way_.take_seconds() - waited;
+  report_.seconds += before + seconds_since(begin);
 }
 
 void CompressedReducer::wait_inside() {
@@ -256,7 +327,7 @@ void CompressedReducer::wait_inside() {
   }
 }
 
-/// body(part of the flat sum, the gradient) of each.
+/// body(part of the flat sum, the gradient, the parameter) of each.
 template <typename Body>
 void CompressedReducer::for_rest(CopySet& set, Body&& body) {
   std::int64_t at = 0;
@@ -267,38 +338,24 @@ void CompressedReducer::for_rest(CopySet& set, Body&& body) {
   }
 }
 
-void CompressedReducer::start_rest(CopySet& set) {
+Stages CompressedReducer::stages_of_rest(CopySet& set) {
   std::int64_t elements = 0;
   for (const auto& [bucket, member] : set.rest) elements += layout::local_elements(member->param->placement);
-  if (elements == 0) return;
-  set.rest_sum = at::empty({elements}, set.rest.front().first->sending.options());
-  for_rest(set, [](at::Tensor in_flat, const at::Tensor& gradient, const nn::Param&) { in_flat.copy_(gradient); });
-  set.rest_work = set.exchange.start_sum(set.rest_sum);
-}
-
-void CompressedReducer::finish_rest(CopySet& set) {
-  if (!set.rest_sum.defined()) return;
-  set.rest_work.wait();
-  set.rest_work = {};
-  for_rest(set, [&](const at::Tensor& in_flat, at::Tensor gradient, const nn::Param& param) {
-    gradient.copy_(in_flat);
-    after_rest(param, gradient);
-  });
-  set.rest_sum = at::Tensor();
-}
-
-/// By the norm of this copy's gradient (Lin et al. 2018, section 3.2): of N independent gradients whose sum has the
-/// norm that is clipped to, each has about 1 / sqrt(N) of it.
-void CompressedReducer::clip_locally() {
-  double squares = 0;
-  for (const Bucket& bucket : plan_.buckets) {
-    if (bucket.trainable) squares += squared(bucket.sending);
-  }
-  const double limit = options_.grad_clip_norm / std::sqrt(copies()), norm = std::sqrt(squares);
-  if (!(norm > limit)) return;
-  for (Bucket& bucket : plan_.buckets) {
-    if (bucket.trainable) bucket.sending.mul_(limit / norm);
-  }
+  if (elements == 0) return {};
+  const auto begin = [this, &set, elements] {
+    set.rest_sum = at::empty({elements}, set.rest.front().first->sending.options());
+    for_rest(set, [](at::Tensor in_flat, const at::Tensor& gradient, const nn::Param&) { in_flat.copy_(gradient); });
+    return set.lanes.first.start_sum(set.rest_sum);
+  };
+  const auto end = [this, &set] {
+    for_rest(set, [&](const at::Tensor& in_flat, at::Tensor gradient, const nn::Param& param) {
+      gradient.copy_(in_flat);
+      after_rest(param, gradient);
+    });
+    set.rest_sum = at::Tensor();
+    return comm::Work();
+  };
+  return {begin, end};
 }
 
 void CompressedReducer::note_error(const Term& term, double left_squared, double whole_squared) {
@@ -309,6 +366,12 @@ void CompressedReducer::note_error(const Term& term, double left_squared, double
 
 void CompressedReducer::note_error(const Term& term, at::Tensor left_squared, at::Tensor whole_squared) {
   unread_errors_.emplace_back(&term, std::pair(std::move(left_squared), std::move(whole_squared)));
+}
+
+void CompressedReducer::count_seconds(double seconds) {
+  report_.seconds += seconds;
+  report_.update_seconds += seconds;
+  report_.kernel_seconds += seconds - exchange().take_waited_seconds();
 }
 
 void CompressedReducer::begin_errors() {

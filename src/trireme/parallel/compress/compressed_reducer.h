@@ -2,14 +2,17 @@
 //
 // The order of a step, which description() prints: gradient (already divided by the tokens of the batch), dense sum
 // inside a node or over context-parallel ranks, local clip if asked, + residual, compress, exchange, decompress; then
-// the global norm, clipping and the optimizer, as ever. All parameters go in one exchange after the last micro-batch:
-// what is sent is so little that latency counts for more than what could overlap. Vectors and small parameters go dense
-// with them. The first compress.start steps are dense.
+// the global norm, clipping and the optimizer, as ever. In the last micro-batch a bucket is compressed and its exchange
+// begun as soon as its gradients are there, while backward goes on (compress.overlap; without it the same exchanges
+// begin after backward, and give the same bits); before the update all are settled. Methods that look at all parameters
+// at once (CSC), local clipping and GPUs have one exchange after backward. Vectors and small parameters go dense with
+// them. The first compress.start steps are dense. With fp16 the loss scale, a power of two, is taken out of gradients
+// before all that and put back into their sum: what is kept has none, however it changes.
 //
 // Experts have fewer copies than dense parameters: only ranks that hold the same ones add up their gradients.
 // Parameters with the same copies are a CopySet, reduced by itself over its own group; dense parameters come first.
 //
-// A method fills in reduce(), and keeps what it leaves in Residuals, which survive neither a step that was not taken
+// A method fills in stages(), and keeps what it leaves in Residuals, which survive neither a step that was not taken
 // nor are lost by a checkpoint.
 // Depends on: comm, nn, parallel.
 #pragma once
@@ -23,10 +26,13 @@
 
 #include "trireme/parallel/bucket.h"
 #include "trireme/parallel/compress/exchange.h"
+#include "trireme/parallel/compress/staged_reductions.h"
 #include "trireme/parallel/mesh_groups.h"
 #include "trireme/parallel/residuals.h"
 
 namespace trireme::parallel {
+
+class LocalClip;
 
 /// A parameter of this rank that is compressed.
 struct Term {
@@ -45,10 +51,13 @@ struct Term {
 
 class CompressedReducer : public BucketReducer {
  public:
+  ~CompressedReducer() override;
   std::string description() const override;
   double sent_bytes(const Bucket& bucket, int launches) const override;
   void begin_step(std::int64_t step) override;
+  void set_loss_scale(double scale) override { loss_scale_ = scale; }
   void launch(Bucket& bucket) override;
+  void progress() override { under_way_.advance(); }
   void settle(Bucket& bucket) override;
   void finish(std::span<Bucket> buckets) override;
   bool has_state() const override { return true; }
@@ -56,17 +65,20 @@ class CompressedReducer : public BucketReducer {
   std::vector<CompressedPart> compressed_parts() const override;
 
  protected:
-  explicit CompressedReducer(const ReducerParts& parts);
+  /// What a method looks at in one exchange.
+  enum class Unit : std::uint8_t { kBucket, kAll };
+  explicit CompressedReducer(const ReducerParts& parts, Unit unit = Unit::kBucket);
 
-  /// Sums the terms over exchange()'s copies, compressed. On all copies together; once for each set of copies that has
-  /// terms.
-  virtual void reduce(std::span<Term> terms) = 0;
+  /// How the terms, which have the same copies and are their owner's until the end, are summed over them, compressed.
+  /// Called on all copies in the same order; term.data has this copy's gradient when the first stage is run, and the
+  /// sum after the last.
+  virtual Stages stages(ExchangeLanes& lanes, std::span<Term> terms) = 0;
   /// "+ residual, 1 bit an element and two means a row, ...".
   virtual std::string method() const = 0;
   /// That a copy sends for a term in a compressed step.
   virtual double term_bytes(const Term& term) const = 0;
-  /// On this copy's small parameters and vectors, before they are summed; terms have their data.
-  virtual void before_rest() {}
+  /// On this copy's small parameters and vectors in a bucket, before they are summed; its terms have their data.
+  virtual void before_rest(Bucket& /*bucket*/, std::span<Term> /*terms*/) {}
   /// Of each small parameter or vector, when its gradient is the sum.
   virtual void after_rest(const nn::Param& /*param*/, at::Tensor /*gradient*/) {}
   /// In a dense step, on this copy's gradients before they are summed; most methods do nothing then.
@@ -80,9 +92,9 @@ class CompressedReducer : public BucketReducer {
   const spec::CompressConfig& config() const { return options_.compress; }
   BucketPlan& plan() { return plan_; }
   MeshGroups& groups() { return groups_; }
-  /// Of the set that is being reduced, else of dense parameters.
-  CopyExchange& exchange() { return *exchange_; }
-  int copies() const { return exchange_->copies(); }
+  /// Of dense parameters.
+  CopyExchange& exchange() { return sets_.front().lanes.first; }
+  int copies() const { return sets_.front().lanes.first.copies(); }
   std::span<Term> terms() { return terms_; }
   std::int64_t step() const { return step_; }
   bool was_dense() const { return dense_step_; }
@@ -99,26 +111,35 @@ class CompressedReducer : public BucketReducer {
   void read_errors();
   bool on_gpu() const { return options_.device.is_cuda(); }
   CompressionReport& mutable_report() { return report_; }
+  /// Of a round after an update.
+  void count_seconds(double seconds);
 
  private:
   /// Parameters with the same copies.
   struct CopySet {
     layout::AxisNames axes;
-    CopyExchange exchange;
-    std::size_t begin = 0, end = 0;                            // of terms_
+    ExchangeLanes lanes;
+    std::vector<Term> terms = {};                              // where they go in one exchange
     std::vector<std::pair<Bucket*, BucketMember*>> rest = {};  // by name
     at::Tensor rest_sum = {};                                  // flat, on its way
-    comm::Work rest_work = {};
   };
   void make_sets();
+  void find_terms();
   CopySet& set_of(const Bucket& bucket);
   const CopySet& set_of(const Bucket& bucket) const;
+  std::size_t number_of(const Bucket& bucket) const;
   comm::Group* inside_of(const Bucket& bucket) const;
-  /// Small parameters and vectors, summed dense in one exchange: on its way while a method compresses.
-  static void start_rest(CopySet& set);
-  void finish_rest(CopySet& set);
+  /// Whether gradients of this step become part of something that is kept: that has no loss scale.
+  bool keeps_gradients() const { return !dense_step_ || keeps_dense(); }
+  bool begins_early() const { return unit_ == Unit::kBucket && config().overlap; }
+  /// What the stages of a bucket are under way with, from its inner sum on.
+  void begin_bucket(Bucket& bucket);
+  Stages stages_of(Bucket& bucket);
+  /// Small parameters and vectors, summed dense in one exchange beside the method's own.
+  Stages stages_of_rest(CopySet& set);
+  void begin_exchange();
   void exchange_all();
-  void clip_locally();
+  void take_data(Bucket& bucket, std::span<Term> terms);
   template <typename Body>
   static void for_rest(CopySet& set, Body&& body);
   bool is_replicated(const nn::Param& param) const;
@@ -127,12 +148,16 @@ class CompressedReducer : public BucketReducer {
   BucketPlan& plan_;
   MeshGroups& groups_;
   std::unique_ptr<BucketReducer> dense_;
-  std::vector<comm::Group*> inside_;  // by bucket; dense: a node's ranks, context-parallel ranks
-  std::vector<CopySet> sets_;         // dense parameters first
-  CopyExchange* exchange_ = nullptr;
-  std::vector<Term> terms_;  // set after set, by name
+  std::vector<comm::Group*> inside_;             // by bucket; dense: a node's ranks, context-parallel ranks
+  std::vector<CopySet> sets_;                    // dense parameters first
+  std::vector<Term> terms_;                      // set after set, by name
+  std::vector<std::vector<Term>> bucket_terms_;  // the same, by bucket
+  Unit unit_;
+  std::unique_ptr<LocalClip> local_clip_;  // null: not asked for
+  double loss_scale_ = 1;
   std::int64_t step_ = 0;
-  bool dense_step_ = false, exchanged_ = false;
+  bool dense_step_ = false, exchange_begun_ = false, exchanged_ = false;
+  StagedReductions under_way_;  // goes before what it borrows
   CompressionReport report_;
   double left_squared_ = 0, whole_squared_ = 0;
   std::vector<std::pair<const Term*, std::pair<at::Tensor, at::Tensor>>> unread_errors_;

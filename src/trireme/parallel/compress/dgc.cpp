@@ -31,20 +31,18 @@ class Dgc final : public CompressedReducer {
   }
   void before_dense(Bucket& bucket) override { memory_.take_dense(bucket); }
   bool keeps_dense() const override { return memory_.momentum() > 0; }
-  void before_rest() override {
-    if (memory_.momentum() > 0) memory_.take_rest(plan(), terms());
-  }
-  void reduce(std::span<Term> terms) override {
-    if (terms.empty()) return;
-    if (on_gpu()) return reduce_on_gpu(terms);
-    with_element_type(terms.front().data, [&](auto type) { reduce_as<decltype(type)>(terms); });
+  void before_rest(Bucket& bucket, std::span<Term> terms) override { memory_.take_rest(bucket, terms); }
+  Stages stages(ExchangeLanes& lanes, std::span<Term> terms) override {
+    if (on_gpu()) return {[this, &lanes, terms] { return reduce_on_gpu(lanes.first, terms), comm::Work(); }};
+    const auto type = terms.front().bucket->gradient_type;
+    return with_element_type(type, [&](auto zero) { return stages_as<decltype(zero)>(lanes, terms); });
   }
 
  private:
   double sparsity() const {
     return warmup_sparsity(config().sparsity, step() - config().start, config().sparsity_warmup);
   }
-  void reduce_on_gpu(std::span<Term> terms) {
+  void reduce_on_gpu(CopyExchange& exchange, std::span<Term> terms) {
     SlotLayout layout;
     std::vector<GpuTopKCode> codes;
     for (const Term& term : terms)
@@ -57,7 +55,7 @@ class Dgc final : public CompressedReducer {
       codes[i].take(left, config().masking ? memory_.momentum_of(terms[i]) : at::Tensor(), config().sample, mine);
       note_error(terms[i], squares_of(left), whole);
     }
-    const at::Tensor all = exchange().all_gather(mine);
+    const at::Tensor all = exchange.all_gather(mine);
     for (std::size_t i = 0; i < terms.size(); ++i) {
       terms[i].data.zero_();
       for (std::int64_t copy = 0; copy < all.size(0); ++copy) codes[i].add(all[copy], terms[i].data);
@@ -65,38 +63,48 @@ class Dgc final : public CompressedReducer {
   }
 
   template <typename T>
-  void reduce_as(std::span<Term> terms) {
-    Message mine;
-    std::vector<std::int64_t> counts;
-    for (Term& term : terms) {
-      const at::Tensor left = memory_.accumulate(term), momentum = memory_.momentum_of(term);
-      T* v = data_of<T>(left);
-      const double whole = squared(left);
-      const std::int64_t count = kept_elements(term.elements(), sparsity());
-      const std::vector<std::uint32_t> places = top_k(v, term.elements(), count, config().sample);
-      std::vector<T> values;
-      for (const std::uint32_t place : places) {
-        values.push_back(v[place]);
-        v[place] = 0;
-        if (config().masking) data_of<T>(momentum)[place] = 0;
-      }
-      put(mine, places.data(), places.size());
-      put(mine, values.data(), values.size());
-      counts.push_back(count);
-      note_error(term, squared(left), whole);
+  Stages stages_as(ExchangeLanes& lanes, std::span<Term> terms) {
+    const auto mail = std::make_shared<Mail>();  // shared by the stages
+    const auto begin = [=, this, &lanes] {
+      for (Term& term : terms) take_largest<T>(term, mail->out);
+      mail->lengths.assign(static_cast<std::size_t>(lanes.first.copies()), mail->out.size());
+      return lanes.first.start_all_gather(*mail);
+    };
+    const auto end = [=, this] {
+      add_all<T>(terms, *mail);
+      return comm::Work();
+    };
+    return {begin, end};
+  }
+  template <typename T>
+  void take_largest(Term& term, Message& mine) {
+    const at::Tensor left = memory_.accumulate(term), momentum = memory_.momentum_of(term);
+    T* v = data_of<T>(left);
+    const double whole = squared(left);
+    const std::vector<std::uint32_t> places =
+        top_k(v, term.elements(), kept_elements(term.elements(), sparsity()), config().sample);
+    std::vector<T> values;
+    for (const std::uint32_t place : places) {
+      values.push_back(v[place]);
+      v[place] = 0;
+      if (config().masking) data_of<T>(momentum)[place] = 0;
     }
-    const std::vector<Message> all = exchange().all_gather_equal(mine);
+    put(mine, places.data(), places.size());
+    put(mine, values.data(), values.size());
+    note_error(term, squared(left), whole);
+  }
+  template <typename T>
+  void add_all(std::span<Term> terms, const Mail& mail) {
     for (Term& term : terms) term.data.zero_();
     std::vector<std::uint32_t> places;
     std::vector<T> values;
-    for (const Message& message : all) {
-      MessageReader reader(message);
-      for (std::size_t i = 0; i < terms.size(); ++i) {
-        places.resize(static_cast<std::size_t>(counts[i]));
+    for (MessageReader& reader : readers_of(mail)) {
+      for (const Term& term : terms) {
+        places.resize(static_cast<std::size_t>(kept_elements(term.elements(), sparsity())));
         values.resize(places.size());
         reader.take(places.data(), places.size());
         reader.take(values.data(), values.size());
-        T* sum = data_of<T>(terms[i].data);
+        T* sum = data_of<T>(term.data);
         for (std::size_t j = 0; j < places.size(); ++j) sum[places[j]] += values[j];
       }
     }

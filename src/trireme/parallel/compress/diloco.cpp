@@ -16,6 +16,7 @@
 #include <algorithm>
 #include <charconv>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "trireme/base/log.h"
 #include "trireme/parallel/compress/delta_code.h"
@@ -187,8 +188,7 @@ class Diloco final : public LocalUpdates {
         fragment.flat = flatten_all(deltas);
         fragment.work = exchange().start_sum(fragment.flat);
       }
-      fragment.work.wait();
-      fragment.work = {};
+      exchange().wait(std::exchange(fragment.work, comm::Work()));
       fragment.flat.div_(fragment.senders);
     } else if (!fragment.flat.defined()) {
       fragment.flat = flatten_all(deltas);

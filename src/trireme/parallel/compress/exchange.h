@@ -19,6 +19,12 @@ namespace trireme::parallel {
 
 using Message = std::vector<std::uint8_t>;
 
+/// Bytes that go to other copies and come from them, by copy one after the other. Stays where it is while they travel.
+struct Mail {
+  Message out, in;
+  std::vector<std::size_t> lengths = {};  ///< of what each copy sends to this one
+};
+
 class CopyExchange {
  public:
   /// Borrowed; null: one copy.
@@ -32,12 +38,16 @@ class CopyExchange {
   void sum(at::Tensor& tensor);
   /// Started only; `tensor` stays where it is until the work is over.
   comm::Work start_sum(at::Tensor& tensor);
-  /// Every copy's message, by copy. Lengths are told first, which takes a round of its own.
-  std::vector<Message> all_gather(const Message& mine);
-  /// The same where every copy knows how long each one's is.
+  /// How long each copy's message is, by copy, where copies cannot know.
+  comm::Work start_lengths(std::int64_t mine, std::vector<std::int64_t>& lengths);
+  /// mail.out to all copies; mail.lengths says what comes.
+  comm::Work start_all_gather(Mail& mail);
+  /// Message i of `mine` to copy i; all of the length that this one's to itself has come in.
+  comm::Work start_all_to_all(const std::vector<Message>& mine, Mail& mail);
+
+  // The same, waiting.
+  /// Every copy's message, by copy.
   std::vector<Message> all_gather(const Message& mine, const std::vector<std::size_t>& lengths);
-  /// Where all have one length.
-  std::vector<Message> all_gather_equal(const Message& mine);
   /// Message i of `mine` to copy i; what each copy sent to this one, all of the length that this one's to itself has.
   std::vector<Message> all_to_all(const std::vector<Message>& mine);
   /// The same of bytes in any memory, all messages of one length: row i of [copies, length] to copy i, and what each
@@ -46,12 +56,22 @@ class CopyExchange {
   /// [length] of each copy as [copies, length].
   at::Tensor all_gather(const at::Tensor& mine);
 
+  /// Until it is over, which counts as waiting.
+  void wait(comm::Work work);
+
   /// By this copy, since take_sent_bytes() was called last.
   double take_sent_bytes();
+  /// In sum(), wait() and the calls that wait, since this was called last.
+  double take_waited_seconds();
 
  private:
   comm::Group* group_;
-  double sent_bytes_ = 0;
+  double sent_bytes_ = 0, waited_seconds_ = 0;
+};
+
+/// Two groups of the same copies, for methods of two exchanges: buckets are under way in both at once.
+struct ExchangeLanes {
+  CopyExchange first, second;
 };
 
 /// How long each message is.
@@ -66,7 +86,7 @@ void put(Message& message, const T* values, std::size_t count) {
 }
 class MessageReader {
  public:
-  explicit MessageReader(const Message& message) : at_(message.data()), end_(at_ + message.size()) {}
+  explicit MessageReader(std::span<const std::uint8_t> message) : at_(message.data()), end_(at_ + message.size()) {}
   template <typename T>
   void take(T* values, std::size_t count) {
     if (count > 0) std::memcpy(values, take_bytes(count * sizeof(T)), count * sizeof(T));
@@ -77,6 +97,9 @@ class MessageReader {
  private:
   const std::uint8_t *at_, *end_;
 };
+
+/// One for each copy's message.
+std::vector<MessageReader> readers_of(const Mail& mail);
 
 /// The part of `count` things that copy `copy` of `copies` looks after.
 struct Share1D {

@@ -3,7 +3,10 @@
 #include <ATen/ops/empty.h>
 #include <fmt/format.h>
 
+#include <chrono>
+
 #include "trireme/base/error.h"
+#include "trireme/base/stopwatch.h"
 #include "trireme/device/tensor_buffer.h"
 #include "trireme/parallel/compress/compressed_reducer.h"
 
@@ -121,7 +124,12 @@ void LocalUpdates::step_taken(const TakenStep& taken) {
   if (is_synchronous()) {
     start_from(params());
   } else {
+    const auto begin = std::chrono::steady_clock::now();
     after_step(step_ - config().start + 1, taken.learning_rate);
+    const double seconds = seconds_since(begin);
+    report_.seconds += seconds;
+    report_.update_seconds += seconds;
+    report_.kernel_seconds += seconds - exchange_.take_waited_seconds();
   }
   local_.take();
 }

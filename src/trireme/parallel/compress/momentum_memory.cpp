@@ -13,12 +13,11 @@ void MomentumMemory::take_dense(Bucket& bucket) {
   bucket.sending.copy_(next);
 }
 
-void MomentumMemory::take_rest(BucketPlan& plan, std::span<Term> terms) {
+void MomentumMemory::take_rest(Bucket& bucket, std::span<Term> terms) {
+  if (m_ == 0) return;
   std::vector<at::Tensor> gradients;
   for (const Term& term : terms) gradients.push_back(term.data.clone());
-  for (Bucket& bucket : plan.buckets) {
-    if (bucket.trainable) take_dense(bucket);
-  }
+  take_dense(bucket);
   for (std::size_t i = 0; i < terms.size(); ++i) terms[i].data.copy_(gradients[i]);
 }
 

@@ -19,8 +19,8 @@ class MomentumMemory {
   double momentum() const { return m_; }
   /// u <- m u + g of all of a bucket, which is what is sent.
   void take_dense(Bucket& bucket);
-  /// The same of all that is no term, in a step in which terms are sparse.
-  void take_rest(BucketPlan& plan, std::span<Term> terms);
+  /// The same of all of it that is no term, in a step in which its terms are sparse.
+  void take_rest(Bucket& bucket, std::span<Term> terms);
   /// u <- m u + g and v <- v + u of a term; gives v, which is what the next step keeps until clear().
   at::Tensor accumulate(const Term& term);
   at::Tensor momentum_of(const Term& term) { return term.part_of(momentum_.next(*term.bucket)); }

@@ -68,18 +68,27 @@ class OnebitAdam final : public CompressedReducer {
   }
   double term_bytes(const Term& term) const override { return ScaledSigns::bytes_of(term, term.copies); }
 
-  void reduce(std::span<Term> terms) override {
+  Stages stages(ExchangeLanes& lanes, std::span<Term> terms) override {
     TRIREME_CHECK(moments_.has_value(), "1-bit Adam has no optimizer");
-    std::vector<at::Tensor> values, variances;
-    const double beta1 = optimizer_->config().beta1;
-    for (Term& term : terms) {
-      // Gradients are parts of the mean over all copies: a copy's own mean is so many times larger.
-      term.data.mul_((1 - beta1) * copies()).add_(moments_->m(term.param->name), beta1);
-      values.push_back(term.data);
-      variances.push_back(moments_->v(term.param->name));
+    const auto round = std::make_shared<ScaledSigns::Round>();  // shared by the stages
+    if (on_gpu()) {
+      return {[=, this, &lanes] {
+        make_momenta(terms, *round);
+        signs_.mean(lanes.first, *round);
+        note_errors(terms, *round);
+        return comm::Work();
+      }};
     }
-    const auto errors = signs_.mean(exchange(), terms, values, variances);
-    for (std::size_t i = 0; i < errors.size(); ++i) note_error(terms[i], errors[i].left, errors[i].whole);
+    return {[=, this, &lanes] {
+              make_momenta(terms, *round);
+              return signs_.begin(lanes.first, *round);
+            },
+            [=, this, &lanes] { return signs_.answer(lanes.second, *round); },
+            [=, this, &lanes] {
+              ScaledSigns::end(lanes.second, *round);
+              note_errors(terms, *round);
+              return comm::Work();
+            }};
   }
   void after_rest(const nn::Param& param, at::Tensor gradient) override {
     // Of what ranks of a copy hold together (norms with sequence parallelism) each has a part of the gradient: they are
@@ -92,6 +101,20 @@ class OnebitAdam final : public CompressedReducer {
   }
 
  private:
+  /// In place of the gradients.
+  void make_momenta(std::span<Term> terms, ScaledSigns::Round& round) {
+    const double beta1 = optimizer_->config().beta1;
+    for (Term& term : terms) {
+      // Gradients are parts of the mean over all copies: a copy's own mean is so many times larger.
+      term.data.mul_((1 - beta1) * term.copies).add_(moments_->m(term.param->name), beta1);
+      round.terms.push_back(term);
+      round.values.push_back(term.data);
+      round.variances.push_back(moments_->v(term.param->name));
+    }
+  }
+  void note_errors(std::span<const Term> terms, const ScaledSigns::Round& round) {
+    for (std::size_t i = 0; i < terms.size(); ++i) note_error(terms[i], round.errors[i].left, round.errors[i].whole);
+  }
   /// Tang et al., section 4: stable over 1 / (1 - beta2) steps, never while the learning rate still rises.
   void look_at_variance(double learning_rate) {
     TRIREME_CHECK(optimizer_ != nullptr, "1-bit Adam has no optimizer");

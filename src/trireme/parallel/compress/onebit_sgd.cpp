@@ -41,10 +41,10 @@ class OnebitSgd final : public CompressedReducer {
     const auto width = static_cast<std::int64_t>(c10::elementSize(term.bucket->gradient_type));
     return 2.0 * (term.copies - 1) / term.copies * static_cast<double>(row_code_bytes(term.rows, term.columns, width));
   }
-  void reduce(std::span<Term> terms) override {
-    if (terms.empty()) return;
-    if (on_gpu()) return reduce_on_gpu(terms);
-    with_element_type(terms.front().data, [&](auto type) { reduce_as<decltype(type)>(terms); });
+  Stages stages(ExchangeLanes& lanes, std::span<Term> terms) override {
+    if (on_gpu()) return {[this, &lanes, terms] { return reduce_on_gpu(lanes.first, terms), comm::Work(); }};
+    const auto type = terms.front().bucket->gradient_type;
+    return with_element_type(type, [&](auto zero) { return stages_as<decltype(zero)>(lanes, terms); });
   }
 
  private:
@@ -53,8 +53,8 @@ class OnebitSgd final : public CompressedReducer {
     return {rows.begin * term.columns, rows.end * term.columns};
   }
 
-  void reduce_on_gpu(std::span<Term> terms) {
-    const int copies = exchange().copies(), me = exchange().copy();
+  void reduce_on_gpu(CopyExchange& exchange, std::span<Term> terms) {
+    const int copies = exchange.copies(), me = exchange.copy();
     const auto width = static_cast<std::int64_t>(terms.front().data.element_size());
     SlotLayout layout;
     std::vector<GpuRowCode> codes;
@@ -68,20 +68,33 @@ class OnebitSgd final : public CompressedReducer {
                                     .sum(0);
       note_error(term, errors[0], errors[1]);
     }
-    const at::Tensor in = exchange().all_to_all(out), mine = bytes_like(out, {layout.bytes()});
+    const at::Tensor in = exchange.all_to_all(out), mine = bytes_like(out, {layout.bytes()});
     for (std::size_t i = 0; i < terms.size(); ++i) {
       const std::int64_t rows = share_of_copy(terms[i].rows, me, copies).size();
       at::Tensor sum = at::empty({rows * terms[i].columns}, terms[i].data.options());
       codes[i].decode_sum(in, rows, sum);
       codes[i].encode(sum, owned_.kept(terms[i].number), owned_.next(terms[i].number), rows, mine);
     }
-    const at::Tensor all = exchange().all_gather(mine);
+    const at::Tensor all = exchange.all_gather(mine);
     for (std::size_t i = 0; i < terms.size(); ++i) codes[i].decode_all(all, terms[i].data);
   }
 
   template <typename T>
-  void reduce_as(std::span<Term> terms) {
-    const int copies = exchange().copies(), me = exchange().copy();
+  Stages stages_as(ExchangeLanes& lanes, std::span<Term> terms) {
+    struct Letters {
+      Mail to_owners, to_all;
+    };
+    const auto letters = std::make_shared<Letters>();  // shared by the stages
+    return {[=, this, &lanes] { return say<T>(lanes.first, terms, letters->to_owners, letters->to_all); },
+            [=, this, &lanes] { return answer<T>(lanes.second, terms, letters->to_owners, letters->to_all); },
+            [=, this] {
+              take<T>(terms, letters->to_all);
+              return comm::Work();
+            }};
+  }
+  template <typename T>
+  comm::Work say(CopyExchange& exchange, std::span<Term> terms, Mail& to_owners, Mail& to_all) {
+    const int copies = exchange.copies();
     std::vector<Message> out(static_cast<std::size_t>(copies));
     for (const Term& term : terms) {
       const at::Tensor kept = term.part_of(residuals_.kept(*term.bucket)),
@@ -96,26 +109,32 @@ class OnebitSgd final : public CompressedReducer {
       }
       note_error(term, error.left, error.whole);
     }
-    const std::vector<Message> in = exchange().all_to_all(out);
-    std::vector<MessageReader> readers(in.begin(), in.end());
-    Message mine;
+    to_all.lengths = lengths_of(out);  // a share's sum takes as many bytes as what is said of it
+    return exchange.start_all_to_all(out, to_owners);
+  }
+  template <typename T>
+  comm::Work answer(CopyExchange& exchange, std::span<Term> terms, const Mail& to_owners, Mail& to_all) {
+    std::vector<MessageReader> readers = readers_of(to_owners);
     std::vector<T> sum;
-    for (std::size_t i = 0; i < terms.size(); ++i) {
-      const Share1D rows = share_of_copy(terms[i].rows, me, copies);
-      sum.assign(static_cast<std::size_t>(rows.size() * terms[i].columns), T(0));
-      for (MessageReader& reader : readers) add_rows(reader, rows.size(), terms[i].columns, sum.data());
-      encode_rows(sum.data(), data_of<T>(owned_.kept(terms[i].number)), data_of<T>(owned_.next(terms[i].number)),
-                  rows.size(), terms[i].columns, mine);
+    for (const Term& term : terms) {
+      const Share1D rows = share_of_copy(term.rows, exchange.copy(), term.copies);
+      sum.assign(static_cast<std::size_t>(rows.size() * term.columns), T(0));
+      for (MessageReader& reader : readers) add_rows(reader, rows.size(), term.columns, sum.data());
+      encode_rows(sum.data(), data_of<T>(owned_.kept(term.number)), data_of<T>(owned_.next(term.number)), rows.size(),
+                  term.columns, to_all.out);
     }
-    // A share's sum takes as many bytes as what was said of it.
-    const std::vector<Message> all = exchange().all_gather(mine, lengths_of(out));
+    return exchange.start_all_gather(to_all);
+  }
+  template <typename T>
+  static void take(std::span<Term> terms, const Mail& to_all) {
     for (Term& term : terms) term.data.zero_();
-    for (int from = 0; from < copies; ++from) {
-      MessageReader reader(all[static_cast<std::size_t>(from)]);
+    int from = 0;
+    for (MessageReader& reader : readers_of(to_all)) {
       for (const Term& term : terms) {
-        const Share1D rows = share_of_copy(term.rows, from, copies);
+        const Share1D rows = share_of_copy(term.rows, from, term.copies);
         add_rows(reader, rows.size(), term.columns, data_of<T>(term.data) + rows.begin * term.columns);
       }
+      ++from;
     }
   }
 

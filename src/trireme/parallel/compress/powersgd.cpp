@@ -87,15 +87,24 @@ class PowerSgd final : public CompressedReducer {
     return 2.0 * (term.copies - 1) / term.copies * elements *
            static_cast<double>(c10::elementSize(term.bucket->gradient_type));
   }
-  void reduce(std::span<Term> terms) override {
-    if (terms.empty()) return;
-    for (std::size_t i = 0; i < terms.size(); ++i) {
-      if (rank_of(terms[i]) > 0) compensate(terms[i]);
+  Stages stages(ExchangeLanes& lanes, std::span<Term> terms) override {
+    const auto round = std::make_shared<Round>(Round{.terms = terms});  // shared by the stages
+    if (config().alternate) {
+      return {[=, this, &lanes] { return send_one(lanes.first, *round); },
+              [=, this] { return end_one(*round), comm::Work(); }};
     }
-    config().alternate ? reduce_alternating(terms) : reduce_both(terms);
+    return {[=, this, &lanes] { return send_left(lanes.first, *round); },
+            [=, this, &lanes] { return send_right(lanes.second, *round); },
+            [=, this] { return end_both(*round), comm::Work(); }};
   }
 
  private:
+  /// What stages share.
+  struct Round {
+    std::span<Term> terms;
+    std::vector<at::Tensor> lefts = {}, rights = {};  // of each term; undefined where it goes dense
+    at::Tensor first = {}, second = {};               // that travel
+  };
   std::int64_t rank_of(const Term& term) const { return ranks_[term.number]; }
   static at::Tensor matrix(const Term& term, const at::Tensor& flat) { return flat.view({term.rows, term.columns}); }
   at::Tensor next(const Term& term) { return matrix(term, term.part_of(residuals_.next(*term.bucket))); }
@@ -134,74 +143,100 @@ class PowerSgd final : public CompressedReducer {
     }
     return sum;
   }
-  /// Matrices that two factors would not make smaller travel whole beside the first ones.
-  template <typename Body>
-  void with_dense(std::span<Term> terms, FactorBuffer& buffer, Body&& body) {
-    for (std::size_t i = 0; i < terms.size(); ++i) {
-      if (rank_of(terms[i]) == 0) body(buffer.take(terms[i].elements(), 1).view({-1}), terms[i].data);
+  /// Matrices that two factors would not make smaller travel whole behind the first ones.
+  void add_dense(std::span<Term> terms, FactorBuffer& buffer) {
+    for (const Term& term : terms) {
+      if (rank_of(term) == 0) buffer.take(term.elements(), 1).view({-1}).copy_(term.data);
+    }
+  }
+  /// Their sums come back from behind the factors.
+  void take_dense(Round& round, std::int64_t factors) {
+    for (Term& term : round.terms) {
+      if (rank_of(term) > 0) continue;
+      term.data.copy_(round.first.narrow(0, factors, term.elements()));
+      factors += term.elements();
+    }
+  }
+  void compensate(std::span<Term> terms) {
+    for (Term& term : terms) {
+      if (rank_of(term) > 0) compensate(term);
     }
   }
 
-  void reduce_both(std::span<Term> terms) {
+  comm::Work send_left(CopyExchange& exchange, Round& round) {
+    const std::span<Term> terms = round.terms;
+    compensate(terms);
     FactorBuffer first(elements_of(terms, true, true), terms.front().data.options());
-    std::vector<at::Tensor> lefts(terms.size()), rights(terms.size());
+    round.lefts.resize(terms.size()), round.rights.resize(terms.size());
     for (std::size_t i = 0; i < terms.size(); ++i) {
       if (rank_of(terms[i]) == 0) continue;
-      lefts[i] = first.take(terms[i].rows, rank_of(terms[i]));
+      round.lefts[i] = first.take(terms[i].rows, rank_of(terms[i]));
       const at::Tensor start =
           config().warm_start ? right_[terms[i].number] : factor_to_start(terms[i], terms[i].columns);
-      at::mm_out(lefts[i], matrix(terms[i], terms[i].data), start);
+      at::mm_out(round.lefts[i], matrix(terms[i], terms[i].data), start);
     }
-    FactorBuffer again = first;  // the same memory, from where the dense ones begin
-    with_dense(terms, first, [](at::Tensor in, const at::Tensor& data) { in.copy_(data); });
-    exchange().sum(first.all());
-    with_dense(terms, again, [](const at::Tensor& in, at::Tensor data) { data.copy_(in); });
+    add_dense(terms, first);
+    round.first = first.all();
+    return exchange.start_sum(round.first);
+  }
+  comm::Work send_right(CopyExchange& exchange, Round& round) {
+    const std::span<Term> terms = round.terms;
+    take_dense(round, elements_of(terms, true, false));
     FactorBuffer second(elements_of(terms, false, false), terms.front().data.options());
-    std::vector<at::Tensor> bases = defined(lefts);
+    std::vector<at::Tensor> bases = defined(round.lefts);
     orthogonalise(bases);
     for (std::size_t i = 0; i < terms.size(); ++i) {
       if (rank_of(terms[i]) == 0) continue;
-      rights[i] = second.take(terms[i].columns, rank_of(terms[i]));
-      at::mm_out(rights[i], matrix(terms[i], terms[i].data).t(), lefts[i]);
-      leave(terms[i], lefts[i], rights[i], /*left_is_basis=*/true);
+      round.rights[i] = second.take(terms[i].columns, rank_of(terms[i]));
+      at::mm_out(round.rights[i], matrix(terms[i], terms[i].data).t(), round.lefts[i]);
+      leave(terms[i], round.lefts[i], round.rights[i], /*left_is_basis=*/true);
     }
-    exchange().sum(second.all());
-    for (std::size_t i = 0; i < terms.size(); ++i) {
-      if (rank_of(terms[i]) == 0) continue;
-      at::Tensor sum = matrix(terms[i], terms[i].data);
-      at::mm_out(sum, lefts[i], rights[i].t());
+    round.second = second.all();
+    return exchange.start_sum(round.second);
+  }
+  void end_both(Round& round) {
+    for (std::size_t i = 0; i < round.terms.size(); ++i) {
+      if (rank_of(round.terms[i]) == 0) continue;
+      at::Tensor sum = matrix(round.terms[i], round.terms[i].data);
+      at::mm_out(sum, round.lefts[i], round.rights[i].t());
     }
-    keep_factors(terms, rights, next_right_);
+    keep_factors(round.terms, round.rights, next_right_);
   }
 
-  /// The one factor is orthogonal and everybody's; the other is exchanged.
-  void reduce_alternating(std::span<Term> terms) {
-    const bool sends_left = (step() - config().start) % 2 == 0;
-    FactorBuffer buffer(elements_of(terms, sends_left, true), terms.front().data.options());
-    std::vector<at::Tensor> fixed(terms.size()), sent(terms.size());
+  /// One factor is orthogonal and everybody's; the other is exchanged.
+  bool sends_left() const { return (step() - config().start) % 2 == 0; }
+  comm::Work send_one(CopyExchange& exchange, Round& round) {
+    const std::span<Term> terms = round.terms;
+    compensate(terms);
+    FactorBuffer buffer(elements_of(terms, sends_left(), true), terms.front().data.options());
+    round.lefts.resize(terms.size()), round.rights.resize(terms.size());
+    std::vector<at::Tensor>&sent = sends_left() ? round.lefts : round.rights,
+    &fixed = sends_left() ? round.rights : round.lefts;
     for (std::size_t i = 0; i < terms.size(); ++i) {
-      if (rank_of(terms[i]) > 0) fixed[i] = (sends_left ? right_[terms[i].number] : left_[terms[i].number]).clone();
+      if (rank_of(terms[i]) > 0) fixed[i] = (sends_left() ? right_[terms[i].number] : left_[terms[i].number]).clone();
     }
     std::vector<at::Tensor> bases = defined(fixed);
     orthogonalise(bases);
     for (std::size_t i = 0; i < terms.size(); ++i) {
       if (rank_of(terms[i]) == 0) continue;
       const at::Tensor m = matrix(terms[i], terms[i].data);
-      sent[i] = buffer.take(sends_left ? terms[i].rows : terms[i].columns, rank_of(terms[i]));
-      at::mm_out(sent[i], sends_left ? m : m.t(), fixed[i]);
-      sends_left ? leave(terms[i], sent[i], fixed[i], false) : leave(terms[i], fixed[i], sent[i], true);
+      sent[i] = buffer.take(sends_left() ? terms[i].rows : terms[i].columns, rank_of(terms[i]));
+      at::mm_out(sent[i], sends_left() ? m : m.t(), fixed[i]);
+      leave(terms[i], round.lefts[i], round.rights[i], /*left_is_basis=*/!sends_left());
     }
-    FactorBuffer again = buffer;
-    with_dense(terms, buffer, [](at::Tensor in, const at::Tensor& data) { in.copy_(data); });
-    exchange().sum(buffer.all());
-    with_dense(terms, again, [](const at::Tensor& in, at::Tensor data) { data.copy_(in); });
-    for (std::size_t i = 0; i < terms.size(); ++i) {
-      if (rank_of(terms[i]) == 0) continue;
-      at::Tensor sum = matrix(terms[i], terms[i].data);
-      sends_left ? at::mm_out(sum, sent[i], fixed[i].t()) : at::mm_out(sum, fixed[i], sent[i].t());
-      (sends_left ? next_right_ : next_left_)[terms[i].number] = at::Tensor();
+    add_dense(terms, buffer);
+    round.first = buffer.all();
+    return exchange.start_sum(round.first);
+  }
+  void end_one(Round& round) {
+    take_dense(round, elements_of(round.terms, sends_left(), false));
+    for (std::size_t i = 0; i < round.terms.size(); ++i) {
+      if (rank_of(round.terms[i]) == 0) continue;
+      at::Tensor sum = matrix(round.terms[i], round.terms[i].data);
+      at::mm_out(sum, round.lefts[i], round.rights[i].t());
+      (sends_left() ? next_right_ : next_left_)[round.terms[i].number] = at::Tensor();
     }
-    keep_factors(terms, sent, sends_left ? next_left_ : next_right_);
+    keep_factors(round.terms, sends_left() ? round.lefts : round.rights, sends_left() ? next_left_ : next_right_);
   }
 
   /// residual = M_w - left right^T

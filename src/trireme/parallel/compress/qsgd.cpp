@@ -33,14 +33,19 @@ class Qsgd final : public CompressedReducer {
     const double bits = config().coding == spec::QsgdCoding::kFixed ? fixed_bits(config().levels) : elias_bits_;
     return (term.copies - 1) * (elements * bits / 8 + scales);
   }
-  void reduce(std::span<Term> terms) override {
-    if (terms.empty()) return;
-    if (on_gpu()) return reduce_on_gpu(terms);
-    with_element_type(terms.front().data, [&](auto type) { reduce_as<decltype(type)>(terms); });
+  void begin_step(std::int64_t step) override {
+    CompressedReducer::begin_step(step);
+    if (coded_elements_ > 0) elias_bits_ = static_cast<double>(coded_bits_) / static_cast<double>(coded_elements_);
+    coded_bits_ = coded_elements_ = 0;
+  }
+  Stages stages(ExchangeLanes& lanes, std::span<Term> terms) override {
+    if (on_gpu()) return {[this, &lanes, terms] { return reduce_on_gpu(lanes.first, terms), comm::Work(); }};
+    const auto type = terms.front().bucket->gradient_type;
+    return with_element_type(type, [&](auto zero) { return stages_as<decltype(zero)>(lanes, terms); });
   }
 
  private:
-  void reduce_on_gpu(std::span<Term> terms) {
+  void reduce_on_gpu(CopyExchange& exchange, std::span<Term> terms) {
     SlotLayout layout;
     std::vector<GpuQsgdCode> codes;
     for (const Term& term : terms)
@@ -48,42 +53,73 @@ class Qsgd final : public CompressedReducer {
     at::Tensor mine = bytes_like(terms.front().data, {layout.bytes()});
     for (std::size_t i = 0; i < terms.size(); ++i) {
       const QsgdDraws draws =
-          qsgd_draws(options().seed, terms[i].param->name, shard(*terms[i].param), step(), exchange().copy());
+          qsgd_draws(options().seed, terms[i].param->name, shard(*terms[i].param), step(), exchange.copy());
       const at::Tensor errors = codes[i].encode(terms[i].data, draws.words(), mine).sum(0);
       note_error(terms[i], errors[0], errors[1]);
     }
-    const at::Tensor all = exchange().all_gather(mine);
+    const at::Tensor all = exchange.all_gather(mine);
     for (std::size_t i = 0; i < terms.size(); ++i) codes[i].decode_sum(all, terms[i].data);
   }
 
   template <typename T>
-  void reduce_as(std::span<Term> terms) {
-    Message mine;
-    std::int64_t bits = 0, elements = 0;
-    for (const Term& term : terms) {
-      bits += encode_qsgd(data_of<T>(term.data), term.elements(), config(),
-                          qsgd_draws(options().seed, term.param->name, shard(*term.param), step(), exchange().copy()),
-                          mine);
-      elements += term.elements();
+  Stages stages_as(ExchangeLanes& lanes, std::span<Term> terms) {
+    struct Letter {
+      Mail mail;
+      std::vector<std::int64_t> lengths;
+    };
+    const auto letter = std::make_shared<Letter>();  // shared by the stages
+    const auto end = [=, this, &lanes] {
+      add_all<T>(terms, letter->mail, lanes.first.copy());
+      return comm::Work();
+    };
+    if (config().coding == spec::QsgdCoding::kFixed) {
+      const auto begin = [=, this, &lanes] {
+        code<T>(terms, lanes.first.copy(), letter->mail.out);
+        letter->mail.lengths.assign(static_cast<std::size_t>(lanes.first.copies()), letter->mail.out.size());
+        return lanes.first.start_all_gather(letter->mail);
+      };
+      return {begin, end};
     }
-    elias_bits_ = static_cast<double>(bits) / static_cast<double>(elements);
-    const bool fixed = config().coding == spec::QsgdCoding::kFixed;
-    const std::vector<Message> all = fixed ? exchange().all_gather_equal(mine) : exchange().all_gather(mine);
+    const auto tell = [=, this, &lanes] {
+      code<T>(terms, lanes.first.copy(), letter->mail.out);
+      return lanes.first.start_lengths(static_cast<std::int64_t>(letter->mail.out.size()), letter->lengths);
+    };
+    const auto send = [=, &lanes] {
+      letter->mail.lengths.assign(letter->lengths.begin(), letter->lengths.end());
+      return lanes.second.start_all_gather(letter->mail);
+    };
+    return {tell, send, end};
+  }
+  template <typename T>
+  void code(std::span<Term> terms, int copy, Message& mine) {
+    for (const Term& term : terms) {
+      coded_bits_ += encode_qsgd(data_of<T>(term.data), term.elements(), config(),
+                                 qsgd_draws(options().seed, term.param->name, shard(*term.param), step(), copy), mine);
+      coded_elements_ += term.elements();
+    }
+  }
+  template <typename T>
+  void add_all(std::span<Term> terms, const Mail& mail, int me) {
     std::vector<at::Tensor> own;
-    for (const Term& term : terms) own.push_back(term.data.clone());
-    for (Term& term : terms) term.data.zero_();
-    for (std::size_t copy = 0; copy < all.size(); ++copy) {
-      MessageReader reader(all[copy]);
+    for (Term& term : terms) {
+      own.push_back(term.data.clone());
+      term.data.zero_();
+    }
+    int copy = 0;
+    for (MessageReader& reader : readers_of(mail)) {
       for (std::size_t i = 0; i < terms.size(); ++i) {
-        const bool is_mine = static_cast<int>(copy) == exchange().copy();
+        const bool is_mine = copy == me;
         at::Tensor decoded = is_mine ? at::zeros_like(terms[i].data) : terms[i].data;
         add_qsgd(reader, terms[i].elements(), config(), data_of<T>(decoded));
         if (!is_mine) continue;
         terms[i].data.add_(decoded);
         note_error(terms[i], squared(decoded.sub_(own[i])), squared(own[i]));
       }
+      ++copy;
     }
   }
+
+  std::int64_t coded_bits_ = 0, coded_elements_ = 0;  // of this step
   double elias_bits_ = 4;
 };
 

@@ -191,9 +191,11 @@ std::int64_t encode_qsgd(const T* values, std::int64_t count, const spec::Compre
     quantise(values + at, uniform.data(), size, config, bucket);
     put(message, &bucket.norm, 1);
     bits += static_cast<std::int64_t>(8 * sizeof(T));
-    if (!(bucket.norm > 0) || !std::isfinite(bucket.norm)) continue;
+    // Fixed codes are as long whatever they say: copies do not tell each other how long theirs are.
+    const bool fixed = config.coding == spec::QsgdCoding::kFixed;
+    if (!fixed && (!(bucket.norm > 0) || !std::isfinite(bucket.norm))) continue;
     BitWriter writer(message);
-    if (config.coding == spec::QsgdCoding::kFixed) {
+    if (fixed) {
       for (const std::int32_t level : bucket.levels)
         writer.put(static_cast<std::uint32_t>(level + config.levels), width);
       bits += width * size;
@@ -215,9 +217,9 @@ void add_qsgd(MessageReader& code, std::int64_t count, const spec::CompressConfi
     const std::int64_t size = std::min(config.bucket_size, count - at);
     T norm;
     code.take(&norm, 1);
-    if (norm == 0) continue;
-    if (!std::isfinite(norm)) {
-      for (std::int64_t i = 0; i < size; ++i) sum[at + i] += norm;
+    if (norm == 0 || !std::isfinite(norm)) {
+      for (std::int64_t i = 0; i < size && norm != 0; ++i) sum[at + i] += norm;
+      if (config.coding == spec::QsgdCoding::kFixed) code.take_bytes(static_cast<std::size_t>((width * size + 7) / 8));
       continue;
     }
     const double unit = static_cast<double>(norm) / config.levels;

@@ -19,18 +19,31 @@ ScaledSigns::ScaledSigns(std::span<const Term> terms, Residuals residuals, MeshG
                          const DataParallelOptions& options)
     : residuals_(std::move(residuals)), owned_(terms, groups, options, by_elements) {}
 
-std::vector<ScaledSigns::Error> ScaledSigns::mean(CopyExchange& exchange, std::span<const Term> terms,
-                                                  std::vector<at::Tensor>& values,
-                                                  const std::vector<at::Tensor>& variances) {
-  if (terms.empty()) return {};
-  if (values.front().is_cuda()) return mean_on_gpu(exchange, terms, values, variances);
-  return with_element_type(values.front(),
-                           [&](auto type) { return mean_as<decltype(type)>(exchange, terms, values, variances); });
+comm::Work ScaledSigns::begin(CopyExchange& exchange, Round& round) {
+  if (round.terms.empty()) return {};
+  return with_element_type(round.values.front(), [&](auto type) { return begin_as<decltype(type)>(exchange, round); });
 }
 
-std::vector<ScaledSigns::Error> ScaledSigns::mean_on_gpu(CopyExchange& exchange, std::span<const Term> terms,
-                                                         std::vector<at::Tensor>& values,
-                                                         const std::vector<at::Tensor>& variances) {
+comm::Work ScaledSigns::answer(CopyExchange& exchange, Round& round) {
+  if (round.terms.empty()) return {};
+  return with_element_type(round.values.front(), [&](auto type) { return answer_as<decltype(type)>(exchange, round); });
+}
+
+void ScaledSigns::end(const CopyExchange& exchange, Round& round) {
+  if (round.terms.empty()) return;
+  with_element_type(round.values.front(), [&](auto type) { end_as<decltype(type)>(exchange, round); });
+}
+
+void ScaledSigns::mean(CopyExchange& exchange, Round& round) {
+  if (round.terms.empty()) return;
+  if (round.values.front().is_cuda()) return mean_on_gpu(exchange, round);
+  exchange.wait(begin(exchange, round));
+  exchange.wait(answer(exchange, round));
+  end(exchange, round);
+}
+
+void ScaledSigns::mean_on_gpu(CopyExchange& exchange, Round& round) {
+  auto& [terms, values, variances, found, to_owners, to_all] = round;
   const int copies = exchange.copies(), me = exchange.copy();
   SlotLayout layout;
   std::vector<GpuScaledCode> codes;
@@ -55,56 +68,62 @@ std::vector<ScaledSigns::Error> ScaledSigns::mean_on_gpu(CopyExchange& exchange,
   const at::Tensor all = exchange.all_gather(mine);
   for (std::size_t i = 0; i < terms.size(); ++i) codes[i].decode_all(all, variances[i], values[i]);
   const at::Tensor here = at::stack(errors).cpu();
-  std::vector<Error> result;
   for (std::size_t i = 0; i < errors.size(); ++i)
-    result.push_back({here.const_data_ptr<double>()[2 * i], here.const_data_ptr<double>()[2 * i + 1]});
-  return result;
+    found.push_back({here.const_data_ptr<double>()[2 * i], here.const_data_ptr<double>()[2 * i + 1]});
 }
 
 template <typename T>
-std::vector<ScaledSigns::Error> ScaledSigns::mean_as(CopyExchange& exchange, std::span<const Term> terms,
-                                                     std::vector<at::Tensor>& values,
-                                                     const std::vector<at::Tensor>& variances) {
-  const int copies = exchange.copies(), me = exchange.copy();
+comm::Work ScaledSigns::begin_as(CopyExchange& exchange, Round& round) {
+  const int copies = exchange.copies();
   std::vector<Message> out(static_cast<std::size_t>(copies));
-  std::vector<Error> errors;
-  for (std::size_t i = 0; i < terms.size(); ++i) {
-    const Term& term = terms[i];
+  for (std::size_t i = 0; i < round.terms.size(); ++i) {
+    const Term& term = round.terms[i];
     const at::Tensor kept = term.part_of(residuals_.kept(*term.bucket)),
                      next = term.part_of(residuals_.next(*term.bucket));
-    Error& error = errors.emplace_back();
+    const T *values = data_of<T>(round.values[i]), *variance = data_of<T>(round.variances[i]);
+    Error& error = round.errors.emplace_back();
     for (int to = 0; to < copies; ++to) {
       const auto [begin, end] = by_elements(term, to, copies);
-      const CodeError part =
-          encode_scaled(data_of<T>(values[i]) + begin, data_of<T>(kept) + begin, data_of<T>(next) + begin,
-                        data_of<T>(variances[i]) + begin, end - begin, out[static_cast<std::size_t>(to)]);
+      const CodeError part = encode_scaled(values + begin, data_of<T>(kept) + begin, data_of<T>(next) + begin,
+                                           variance + begin, end - begin, out[static_cast<std::size_t>(to)]);
       error.left += part.left, error.whole += part.whole;
     }
   }
-  const std::vector<Message> in = exchange.all_to_all(out);
-  std::vector<MessageReader> readers(in.begin(), in.end());
-  Message mine;
+  // A share's mean takes as many bytes as what is said of it.
+  round.to_all.lengths = lengths_of(out);
+  return exchange.start_all_to_all(out, round.to_owners);
+}
+
+template <typename T>
+comm::Work ScaledSigns::answer_as(CopyExchange& exchange, Round& round) {
+  const int copies = exchange.copies();
+  std::vector<MessageReader> readers = readers_of(round.to_owners);
   std::vector<T> sum;
-  for (std::size_t i = 0; i < terms.size(); ++i) {
-    const auto [begin, end] = by_elements(terms[i], me, copies);
+  for (std::size_t i = 0; i < round.terms.size(); ++i) {
+    const std::size_t number = round.terms[i].number;
+    const auto [begin, end] = by_elements(round.terms[i], exchange.copy(), copies);
     sum.assign(static_cast<std::size_t>(end - begin), T(0));
-    const T* variance = data_of<T>(variances[i]) + begin;
+    const T* variance = data_of<T>(round.variances[i]) + begin;
     for (MessageReader& reader : readers)
       add_scaled(reader, variance, end - begin, T(1) / static_cast<T>(copies), sum.data());
-    encode_scaled(sum.data(), data_of<T>(owned_.kept(terms[i].number)), data_of<T>(owned_.next(terms[i].number)),
-                  variance, end - begin, mine);
+    encode_scaled(sum.data(), data_of<T>(owned_.kept(number)), data_of<T>(owned_.next(number)), variance, end - begin,
+                  round.to_all.out);
   }
-  // A share's mean takes as many bytes as what was said of it.
-  const std::vector<Message> all = exchange.all_gather(mine, lengths_of(out));
-  for (at::Tensor& value : values) value.zero_();
-  for (int from = 0; from < copies; ++from) {
-    MessageReader reader(all[static_cast<std::size_t>(from)]);
-    for (std::size_t i = 0; i < terms.size(); ++i) {
-      const auto [begin, end] = by_elements(terms[i], from, copies);
-      add_scaled(reader, data_of<T>(variances[i]) + begin, end - begin, T(1), data_of<T>(values[i]) + begin);
+  return exchange.start_all_gather(round.to_all);
+}
+
+template <typename T>
+void ScaledSigns::end_as(const CopyExchange& exchange, Round& round) {
+  for (at::Tensor& value : round.values) value.zero_();
+  int from = 0;
+  for (MessageReader& reader : readers_of(round.to_all)) {
+    for (std::size_t i = 0; i < round.terms.size(); ++i) {
+      const auto [begin, end] = by_elements(round.terms[i], from, exchange.copies());
+      add_scaled(reader, data_of<T>(round.variances[i]) + begin, end - begin, T(1),
+                 data_of<T>(round.values[i]) + begin);
     }
+    ++from;
   }
-  return errors;
 }
 
 void ScaledSigns::keep() {

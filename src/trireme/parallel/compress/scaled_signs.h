@@ -20,13 +20,22 @@ class ScaledSigns {
   /// All borrowed.
   ScaledSigns(std::span<const Term> terms, Residuals residuals, MeshGroups& groups, const DataParallelOptions& options);
 
-  /// values[i], flat, of some of the terms, become their mean over copies; variances[i] is of the same elements. Gives
-  /// what was left out and what there was, for each of them.
   struct Error {
     double left = 0, whole = 0;
   };
-  std::vector<Error> mean(CopyExchange& exchange, std::span<const Term> terms, std::vector<at::Tensor>& values,
-                          const std::vector<at::Tensor>& variances);
+  /// A mean on its way.
+  struct Round {
+    std::vector<Term> terms;
+    std::vector<at::Tensor> values, variances;  ///< flat, one for each term
+    std::vector<Error> errors = {};             ///< what was left out and what there was, once it has begun
+    Mail to_owners = {}, to_all = {};
+  };
+  // values become their mean over copies in three stages, each after the work of the one before. On the host.
+  comm::Work begin(CopyExchange& exchange, Round& round);
+  comm::Work answer(CopyExchange& exchange, Round& round);
+  static void end(const CopyExchange& exchange, Round& round);
+  /// All three, anywhere.
+  void mean(CopyExchange& exchange, Round& round);
   void keep();
   void add_state(nn::State& state);
   std::int64_t bytes() const { return residuals_.bytes() + owned_.bytes(); }
@@ -34,11 +43,13 @@ class ScaledSigns {
   static double bytes_of(const Term& term, int copies);
 
  private:
-  std::vector<Error> mean_on_gpu(CopyExchange& exchange, std::span<const Term> terms, std::vector<at::Tensor>& values,
-                                 const std::vector<at::Tensor>& variances);
+  void mean_on_gpu(CopyExchange& exchange, Round& round);
   template <typename T>
-  std::vector<Error> mean_as(CopyExchange& exchange, std::span<const Term> terms, std::vector<at::Tensor>& values,
-                             const std::vector<at::Tensor>& variances);
+  comm::Work begin_as(CopyExchange& exchange, Round& round);
+  template <typename T>
+  comm::Work answer_as(CopyExchange& exchange, Round& round);
+  template <typename T>
+  static void end_as(const CopyExchange& exchange, Round& round);
 
   Residuals residuals_;
   OwnedResiduals owned_;

@@ -27,7 +27,7 @@ namespace {
 class ZeroOneAdam final : public CompressedReducer {
  public:
   explicit ZeroOneAdam(const ReducerParts& parts)
-      : CompressedReducer(parts),
+      : CompressedReducer(parts, Unit::kAll),
         signs_(terms(), make_residuals(), groups(), options()),
         local_(plan(), groups(), options().copies) {}
 
@@ -82,7 +82,7 @@ class ZeroOneAdam final : public CompressedReducer {
         config().variance_scale, config().max_local_steps);
   }
   double term_bytes(const Term& term) const override { return ScaledSigns::bytes_of(term, term.copies); }
-  void reduce(std::span<Term>) override { throw InternalError("0/1 Adam exchanges no gradients"); }
+  Stages stages(ExchangeLanes&, std::span<Term>) override { throw InternalError("0/1 Adam exchanges no gradients"); }
 
  private:
   /// What the next step is follows from these.
@@ -126,13 +126,14 @@ class ZeroOneAdam final : public CompressedReducer {
 
   void meet() {
     const auto begin = std::chrono::steady_clock::now();
-    std::vector<at::Tensor> values, variances, rest;
+    ScaledSigns::Round round;
+    std::vector<at::Tensor> rest;
     std::int64_t rest_elements = 0;
     for (std::size_t i = 0; i < steps_.size(); ++i) {
       const nn::Param& param = *local_.params()[i];
       if (is_term(param)) {  // terms are by name too
-        values.push_back(steps_[i].view({-1}));
-        variances.push_back(moments_->v(param.name));
+        round.values.push_back(steps_[i].view({-1}));
+        round.variances.push_back(moments_->v(param.name));
         mutable_report().elements += steps_[i].numel();
       } else {
         rest.push_back(steps_[i].view({-1}));
@@ -140,8 +141,10 @@ class ZeroOneAdam final : public CompressedReducer {
       }
     }
     begin_errors();
-    const auto errors = signs_.mean(exchange(), terms(), values, variances);
-    for (std::size_t i = 0; i < errors.size(); ++i) note_error(terms()[i], errors[i].left, errors[i].whole);
+    round.terms.assign(terms().begin(), terms().end());
+    signs_.mean(exchange(), round);
+    for (std::size_t i = 0; i < round.errors.size(); ++i)
+      note_error(terms()[i], round.errors[i].left, round.errors[i].whole);
     read_errors();
     signs_.keep();
     mean_dense(rest, rest_elements);
@@ -163,7 +166,7 @@ class ZeroOneAdam final : public CompressedReducer {
     clock_.rates = 0;
     ++mutable_report().rounds;
     mutable_report().sent_bytes += exchange().take_sent_bytes();
-    mutable_report().seconds += seconds_since(begin);
+    count_seconds(seconds_since(begin));
   }
 
   bool is_term(const nn::Param& param) {

@@ -3,13 +3,13 @@
 #include <fmt/format.h>
 
 #include "trireme/base/units.h"
+#include "trireme/spec/server_updates.h"
 
 namespace trireme::plan {
-
 DownpourPrice price_downpour(const spec::Recipe& recipe, double parameters, const DownpourTask& task) {
   const spec::DownpourConfig& downpour = recipe.downpour;
   const double each = recipe.precision.compute == spec::Precision::kFp64 ? 8 : 4, bytes = each * parameters;
-  const double planes = recipe.optim.kind == spec::OptimizerKind::kAdagrad ? 2 : 1;
+  const double planes = spec::server_planes(recipe.optim);
   const double carried = (downpour.encoding == spec::PushEncoding::kFixed16 ? 2 / each : 1) * (1 - downpour.skip);
   DownpourPrice price;
   price.pull_bytes = bytes / downpour.n_fetch;
@@ -38,6 +38,26 @@ std::string to_text(const DownpourPrice& price, const DownpourTask& task) {
       short_seconds(price.step_s()), served ? "servers" : "replicas", short_seconds(task.compute_s),
       short_bytes(price.pull_bytes), short_bytes(price.push_bytes), short_bytes(price.server_bytes),
       short_seconds(price.server_s), short_bytes(price.worker_memory), short_bytes(price.server_memory));
+}
+
+SandblasterPrice price_sandblaster(double parameters, std::int64_t portions, int slots, const DownpourTask& task) {
+  const double bytes = sizeof(double) * parameters;
+  SandblasterPrice price;
+  price.read_bytes = bytes;
+  price.sent_bytes = bytes * static_cast<double>(portions) / task.replicas;
+  price.evaluation_s = task.compute_s;
+  if (task.bytes_per_second > 0) price.evaluation_s += (price.read_bytes + price.sent_bytes) / task.bytes_per_second;
+  price.shard_memory = slots * bytes / task.replicas;
+  return price;
+}
+
+std::string to_text(const SandblasterPrice& price, const DownpourTask& task) {
+  return fmt::format(
+      "an evaluation of the batch takes {}: {} of computing, then a rank reads {} of weights and sends {} of "
+      "gradients; "
+      "an iteration has one, or several where a step is too long. A rank's shard of the vectors takes {}",
+      short_seconds(price.evaluation_s), short_seconds(task.compute_s), short_bytes(price.read_bytes),
+      short_bytes(price.sent_bytes), short_bytes(price.shard_memory));
 }
 
 }  // namespace trireme::plan

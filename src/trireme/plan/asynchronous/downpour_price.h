@@ -7,6 +7,7 @@
 // Depends on: spec.
 #pragma once
 
+#include <cstdint>
 #include <string>
 
 #include "trireme/spec/recipe.h"
@@ -31,5 +32,16 @@ struct DownpourPrice {
 DownpourPrice price_downpour(const spec::Recipe& recipe, double parameters, const DownpourTask& task);
 /// "a step takes 1.2 s, bound by computing: ...".
 std::string to_text(const DownpourPrice& price, const DownpourTask& task);
+
+/// train.mode = "sandblaster": an evaluation of the batch's loss, of which an iteration has one or a few.
+struct SandblasterPrice {
+  double read_bytes = 0;    ///< of a rank: the weights, once
+  double sent_bytes = 0;    ///< of a rank: the gradient of each of its portions
+  double evaluation_s = 0;  ///< computing, then what it sends and reads
+  double shard_memory = 0;  ///< of a rank: its part of the vectors
+};
+/// `portions`: of the batch; `task.compute_s`: of a rank's part of it; `slots`: vectors of L-BFGS.
+SandblasterPrice price_sandblaster(double parameters, std::int64_t portions, int slots, const DownpourTask& task);
+std::string to_text(const SandblasterPrice& price, const DownpourTask& task);
 
 }  // namespace trireme::plan

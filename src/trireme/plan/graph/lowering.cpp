@@ -183,9 +183,11 @@ Sharding parameter_sharding(const Graph& both, const Uses& uses, const std::vect
 }
 
 Sharding fully_sharded(const Graph& both, const Strategy& strategy, int parameter) {
-  Strategy plain = strategy;
-  plain.stored.clear();
-  Sharding sharding = parameter_sharding(both, uses_of(both), spaces_of(both), plain, parameter);
+  int owner = 0;  // its first reader, whose space alone is needed
+  while (std::ranges::find(both.op(owner).inputs, parameter) == both.op(owner).inputs.end()) ++owner;
+  Sharding sharding = input_sharding(iteration_space(both, both.op(owner)),
+                                     strategy.splits[static_cast<std::size_t>(forward_of(both, owner))],
+                                     static_cast<std::size_t>(input_index(both.op(owner), parameter)));
   const auto& dims = both.tensor(parameter).dims;
   for (std::size_t axis = 0; axis < strategy.mesh.axes().size(); ++axis) {
     const int index = static_cast<int>(axis);

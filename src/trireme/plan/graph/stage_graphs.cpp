@@ -156,19 +156,25 @@ class StageCutter {
   }
 
   void find_shared() {
+    std::vector<Uses> uses;
+    for (const Stage& stage : staged_.stages) uses.push_back(uses_of(stage.graph));
+    std::vector<std::vector<IterationSpace>> spaces(staged_.stages.size());  // of stages that share something
     for (std::size_t i = 0; i < both_.tensors.size(); ++i) {
       if (both_.tensors[i].role != Role::kParameter) continue;
       SharedParameter shared{.tensor = static_cast<int>(i), .stages = {}, .shardings = {}};
       for (std::size_t s = 0; s < staged_.stages.size(); ++s) {
-        const Stage& stage = staged_.stages[s];
-        const Uses uses = uses_of(stage.graph);
-        if (uses.consumers[i].empty()) continue;
-        std::vector<IterationSpace> spaces;
-        for (const Op& op : stage.graph.ops) spaces.push_back(iteration_space(stage.graph, op));
-        shared.stages.push_back(static_cast<int>(s));
-        shared.shardings.push_back(parameter_sharding(stage.graph, uses, spaces, stage.strategy, static_cast<int>(i)));
+        if (!uses[s].consumers[i].empty()) shared.stages.push_back(static_cast<int>(s));
       }
-      if (shared.stages.size() > 1) staged_.shared.push_back(std::move(shared));
+      if (shared.stages.size() < 2) continue;
+      for (const int s : shared.stages) {
+        const Stage& stage = staged_.stages[static_cast<std::size_t>(s)];
+        auto& of = spaces[static_cast<std::size_t>(s)];
+        if (of.empty())
+          for (const Op& op : stage.graph.ops) of.push_back(iteration_space(stage.graph, op));
+        shared.shardings.push_back(
+            parameter_sharding(stage.graph, uses[static_cast<std::size_t>(s)], of, stage.strategy, shared.tensor));
+      }
+      staged_.shared.push_back(std::move(shared));
     }
   }
 

@@ -59,9 +59,12 @@ void compress_elias_on_cpu(RuleContext& context) {
 }
 
 void compress_loss_scale(RuleContext& context) {
-  if (compresses(context) && context.run.recipe.precision.compute == Precision::kFp16)
+  if (compresses(context) && lets_copies_drift(compress_of(context).kind) &&
+      context.run.recipe.precision.compute == Precision::kFp16)
     context.refuse("precision.compute",
-                   "is \"fp16\": the loss scale changes, and what compression has left out was scaled by an older one",
+                   fmt::format("is \"fp16\": with {} each copy takes steps by itself, so that one whose gradients "
+                               "overflow would skip a step that the others take, and lower its own loss scale",
+                               quoted_kind(context)),
                    "set precision.compute = \"bf16\"");
 }
 
@@ -89,11 +92,23 @@ void compress_find_unused(RuleContext& context) {
 
 void compress_steps_apart(RuleContext& context) {
   if (!compresses(context) || !context.runs_several_steps()) return;
-  context.refuse("compress.kind",
-                 fmt::format("{} keeps what a step leaves when the step is taken, but this pipeline runs several steps "
-                             "together",
-                             quoted_kind(context)),
-                 "set pipeline.schedule = \"1f1b\" and leave pipeline.drain_every out, or compress.kind = \"none\"");
+  const bool alone = context.run.schedule.asynchronous && !context.run.schedule.waves;
+  const bool fp16 = context.run.recipe.precision.compute == Precision::kFp16;
+  if (alone && !fp16 && !needs_whole_state(compress_of(context).kind)) return;
+  const std::string kind = quoted_kind(context);
+  context.refuse(
+      "compress.kind",
+      !alone
+          ? fmt::format("{} keeps what a step leaves when the step is taken, but steps of this pipeline may be taken "
+                        "back, or are pushed in waves",
+                        kind)
+      : fp16 ? fmt::format("{} keeps residuals without the loss scale, but of this pipeline's steps several with "
+                           "different scales run together",
+                           kind)
+             : fmt::format("{} exchanges moments or weights of whole steps, but stages of this pipeline update at "
+                           "different times",
+                           kind),
+      "set pipeline.schedule = \"1f1b\" and leave pipeline.drain_every out, or compress.kind = \"none\"");
 }
 
 void compress_adam(RuleContext& context) {
@@ -137,10 +152,11 @@ void compress_local_clip(RuleContext& context) {
   if (context.run.recipe.optim.grad_clip_norm == 0)
     context.refuse("compress.local_clip", "clips to a part of optim.grad_clip_norm, which is 0",
                    "set optim.grad_clip_norm = 1.0");
-  if (layout.tp > 1 || layout.pp > 1 || layout.ep > 1)
+  if (layout.ep > 1)
     context.refuse("compress.local_clip",
-                   fmt::format("is by the norm of a whole copy, which tp = {}, pp = {} and ep = {} spread over ranks",
-                               layout.tp, layout.pp, layout.ep),
+                   fmt::format("is by the norm of one copy's gradient, but with layout.ep = {} an expert's gradient is "
+                               "of the tokens of several copies: none of them has one of its own",
+                               layout.ep),
                    "set compress.local_clip = false");
 }
 
@@ -237,6 +253,11 @@ void compress_shared(RuleContext& context) {
                       compress.min_elements, elements, 8 * elements),
           fmt::format("set compress.min_elements = {}", elements + 1));
   }
+  if (compress.local_clip && context.has_stages() && shared)
+    context.refuse("compress.local_clip",
+                   "is by the norm of a copy's gradient, but several stages hold the embedding, and the parts of its "
+                   "gradient are summed only after the copies' sum",
+                   "set compress.local_clip = false");
   if (momentum && layout.tp > shape.num_kv_heads)
     context.refuse("compress.kind",
                    fmt::format("is \"onebit-adam\", but of {} key and value heads several of {} tensor-parallel ranks "
@@ -255,8 +276,9 @@ constexpr Rule kCompressRules[] = {
      compress_offload},
     {"compress-elias-on-cpu", "QSGD's Elias codes on GPUs", "a code begins where the last one ends", Because::kNotBuilt,
      RuleNeeds::kRecipe, compress_elias_on_cpu},
-    {"compress-loss-scale", "gradient compression with fp16", "residuals would have to follow the loss scale",
-     Because::kNotBuilt, RuleNeeds::kRecipe, compress_loss_scale},
+    {"compress-loss-scale", "0/1 Adam and local updates with fp16",
+     "copies that take steps by themselves would skip different ones", Because::kNotBuilt, RuleNeeds::kRecipe,
+     compress_loss_scale},
     {"compress-types", "gradient compression with 16-bit gradients or bf16 reduction",
      "it says itself in which form gradients travel", Because::kDefinition, RuleNeeds::kRecipe, compress_types},
     {"compress-find-unused", "gradient compression with `find_unused`",
@@ -266,8 +288,9 @@ constexpr Rule kCompressRules[] = {
      "they freeze Adam's variance and send its momentum", Because::kDefinition, RuleNeeds::kRecipe, compress_adam},
     {"compress-momentum", "DGC and CSC beside momentum in the optimizer", "they keep the momentum themselves",
      Because::kDefinition, RuleNeeds::kRecipe, compress_momentum},
-    {"compress-local-clip", "local clipping without `grad_clip_norm`, or of copies on several ranks",
-     "it is by the norm of one copy's gradient", Because::kNotBuilt, RuleNeeds::kRecipe, compress_local_clip},
+    {"compress-local-clip", "local clipping without `grad_clip_norm`, or with expert parallelism",
+     "it is by the norm of one copy's gradient, and an expert's is of the tokens of several copies",
+     Because::kDefinition, RuleNeeds::kRecipe, compress_local_clip},
     {"compress-replicas", "comparison of replicas with 0/1 Adam or local updates", "copies differ on purpose",
      Because::kDefinition, RuleNeeds::kRecipe, compress_replicas},
     {"compress-workers", "`workers` that do not divide the data-parallel ranks", "workers are groups of equal size",
@@ -275,12 +298,15 @@ constexpr Rule kCompressRules[] = {
     {"compress-nodes", "compression across nodes that do not hold whole copies",
      "the sum inside a node is one over copies", Because::kDefinition, RuleNeeds::kLayout, compress_nodes},
     {"compress-shared",
-     "compression of an embedding that several stages hold; 1-bit Adam where ranks of a copy hold copies of parts",
+     "compression of an embedding that several stages hold, or local clipping beside it; 1-bit Adam where ranks of a "
+     "copy hold copies of parts",
      "their sum is made after that of the copies", Because::kNotBuilt, RuleNeeds::kLayout, compress_shared},
     {"compress-experts", "0/1 Adam, and local updates of workers that hold a part of the experts",
      "copies that take steps by themselves need all experts", Because::kDefinition, RuleNeeds::kLayout,
      compress_experts},
-    {"compress-steps-apart", "gradient compression with steps of a pipeline that run together",
+    {"compress-steps-apart",
+     "gradient compression with steps that may be taken back or are pushed in waves; of asynchronous schedules "
+     "compressed moments, local updates and fp16",
      "what a step leaves is kept when it is taken", Because::kNotBuilt, RuleNeeds::kLayout, compress_steps_apart},
 };
 

@@ -191,20 +191,6 @@ void moving_experts_uncompressed(RuleContext& context) {
   recipe.compress.kind = CompressKind::kNone;
 }
 
-void relative_positions_whole(RuleContext& context) {
-  if (context.run.shape.position_kind != PositionKind::kRelative) return;
-  LayoutConfig& layout = context.run.recipe.layout;
-  if (layout.cp > 1) {
-    context.refuse("layout.cp", "T5's relative position biases are of whole sequences", "set layout.cp = 1");
-    layout.cp = layout.cp_ulysses = 1;
-  }
-  if (context.has_stages()) {
-    context.refuse("layout.pp", "the layers of a stack share one table of relative position biases, on one stage",
-                   "set layout.pp = 1");
-    layout.pp = 1;
-  }
-}
-
 constexpr Rule kExpertRules[] = {
     {"ep-shards-experts", "expert parallelism of a model without experts", "there is nothing to shard",
      Because::kDefinition, RuleNeeds::kLayout, ep_shards_experts},
@@ -219,10 +205,8 @@ constexpr Rule kExpertRules[] = {
     {"redundant-experts-divide", "copies of experts that the ranks of `ep` do not divide",
      "each rank has room for equally many", Because::kDefinition, RuleNeeds::kLayout, redundant_experts_divide},
     {"moving-experts-uncompressed", "experts that move between ranks, with gradient compression",
-     "a rank's experts are compressed together: their residuals, scale and factors do not go with one of them", Because::kNotBuilt, RuleNeeds::kRun, moving_experts_uncompressed},
-    {"relative-positions-whole", "context parallelism or pipeline stages with relative position biases",
-     "biases are of whole sequences, and one table serves all layers of a stack", Because::kNotBuilt,
-     RuleNeeds::kLayout, relative_positions_whole},
+     "a rank's experts are compressed together: their residuals, scale and factors do not go with one of them",
+     Because::kNotBuilt, RuleNeeds::kRun, moving_experts_uncompressed},
     {"balance-groups-are-whole", "micro-batches that are no whole balance groups of a router",
      "losses, capacity and choices are defined over whole groups", Because::kDefinition, RuleNeeds::kRun,
      balance_groups_are_whole},

@@ -291,7 +291,10 @@ constexpr Rule kLayoutRules[] = {
      RuleNeeds::kLayout, tp_divides_model},
     {"sparse-rows-are-whole",
      "block-sparse attention (`model.sparse_attention`) with context parallelism other than ulysses",
-     "a block layout is of whole sequences", Because::kNotBuilt, RuleNeeds::kLayout, sparse_rows_are_whole},
+     "its kernels compute layouts of whole sequences; what another rank's keys are to this one's queries is a "
+     "rectangle "
+     "of one",
+     Because::kNotBuilt, RuleNeeds::kLayout, sparse_rows_are_whole},
     {"cp-divides-source", "context parallelism where `cp` does not divide the source of an encoder-decoder model",
      "each rank has equally many tokens of both sequences", Because::kDefinition, RuleNeeds::kLayout,
      cp_divides_source},
@@ -303,8 +306,8 @@ constexpr Rule kLayoutRules[] = {
     {"stages-have-layers", "more stages than the model has layers, embedding and head",
      "a stage without a layer computes nothing", Because::kDefinition, RuleNeeds::kLayout, stages_have_layers},
     {"budget-counts-decoders", "recomputation within a budget in encoder-decoder models",
-     "what blocks with cross attention save is not counted", Because::kNotBuilt, RuleNeeds::kLayout,
-     budget_counts_decoders},
+     "a budget is held against the planner's account of what a block saves, which has no cross attention",
+     Because::kNotBuilt, RuleNeeds::kLayout, budget_counts_decoders},
     {"ranks-are-replicas", "ranks that are no multiple of tp x pp x cp", "every rank belongs to a replica",
      Because::kDefinition, RuleNeeds::kLayout, ranks_are_replicas},
     {"zero-group-divides", "a `zero_group` that does not divide the data-parallel ranks",

@@ -136,22 +136,6 @@ void doubled_forward_rows(RuleContext& context) {
   if (!found) size = before;
 }
 
-void doubled_forward_inputs(RuleContext& context) {
-  TrainConfig& train = context.run.recipe.train;
-  if (!context.has_stages() || !context.run.schedule.doubled_forward) return;
-  const auto refuse = [&](const char* key, bool& value, const char* what) {
-    if (!value) return;
-    context.refuse(key,
-                   fmt::format("{}, but schedule {} cuts what a forward leaves between the backwards of two "
-                               "micro-batches",
-                               what, schedule_name(context)),
-                   fmt::format("set {} = false, or pipeline.schedule = \"chimera\"", key));
-    value = false;
-  };
-  refuse("train.offload_activations", train.offload_activations, "sends saved inputs to the host as one");
-  refuse("train.partition_activations", train.partition_activations, "shards saved inputs without regard to rows");
-}
-
 void schedule_holds_steps(RuleContext& context) {
   const int steps = context.run.schedule.steps;
   const PipelineConfig& pipeline = context.run.recipe.pipeline;
@@ -278,13 +262,13 @@ void together_delayed_update(RuleContext& context) {
 
 void together_delayed_scales(RuleContext& context) {
   if (!context.runs_several_steps() || context.run.recipe.precision.gemm != GemmPrecision::kFp8Delayed) return;
-  const bool several = context.run.schedule.bidirectional || !context.run.recipe.pipeline.stage_ranks.empty() ||
-                       context.run.recipe.pipeline.replicates_stages();
-  if (!several && !context.run.schedule.waves) return;
-  context.refuse("precision.gemm",
-                 fmt::format("{}, but the scales of \"fp8-delayed\" are those of {}", several_steps(context),
-                             several ? "a stage that one rank of a pipeline has" : "one version of the weights"),
-                 fmt::format("{}, or precision.gemm = \"fp8\"", steps_apart(context)));
+  if (!context.run.schedule.waves) return;
+  context.refuse(
+      "precision.gemm",
+      fmt::format("{}, but the scales of \"fp8-delayed\" are of what all replicas met in a step, and virtual "
+                  "workers are at different ones",
+                  several_steps(context)),
+      fmt::format("{}, or precision.gemm = \"fp8\"", steps_apart(context)));
 }
 
 void together_health(RuleContext& context) {
@@ -410,8 +394,6 @@ constexpr Rule kPipelineRules[] = {
     {"doubled-forward-rows",
      "Chimera's backward halving with micro-batches of one sequence, doubled forwards with none", "each part has a row",
      Because::kDefinition, RuleNeeds::kRun, doubled_forward_rows},
-    {"doubled-forward-inputs", "Chimera's doubled forwards with offload of activations or partitioned ones",
-     "what one forward leaves goes back in two parts", Because::kNotBuilt, RuleNeeds::kRun, doubled_forward_inputs},
     {"schedule-holds-steps", "a schedule from a file with several steps beside another `drain_every`",
      "its steps overlap and cannot be cut apart", Because::kDefinition, RuleNeeds::kRun, schedule_holds_steps},
     {"predicted-by-momentum", "SpecTrain without SGD and momentum", "it predicts weights from the velocity",
@@ -441,11 +423,9 @@ constexpr Rule kPipelineRules[] = {
     {"together-delayed-update", "several steps between flushes with delayed parameter updates",
      "each pass takes the weights of a certain update, which would be another law with updates a step late",
      Because::kDefinition, RuleNeeds::kRun, together_delayed_update},
-    {"together-delayed-scales",
-     "delayed FP8 scaling with HetPipe, and with steps that run together where several ranks of a pipeline have one "
-     "stage",
-     "ranks of a stage would agree on what each has met in every step", Because::kNotBuilt, RuleNeeds::kRun,
-     together_delayed_scales},
+    {"together-delayed-scales", "delayed FP8 scaling with HetPipe",
+     "a scale follows from what all replicas met in a step, and virtual workers are at different ones",
+     Because::kDefinition, RuleNeeds::kRun, together_delayed_scales},
     {"together-health", "several steps between flushes with `health.spike` or `health.non_finite`",
      "weights are updated before the loss of the step is known", Because::kDefinition, RuleNeeds::kRun,
      together_health},

@@ -109,16 +109,6 @@ void partition_activations_copies(RuleContext& context) {
   train.partition_activations = false;
 }
 
-void find_unused_buckets(RuleContext& context) {
-  if (context.layout().find_unused && context.layout().zero > 1)
-    context.refuse(
-        "layout.find_unused",
-        fmt::format("needs buckets that all ranks launch in one order, but layout.zero = {} launches each as "
-                    "it fills",
-                    context.layout().zero),
-        "set layout.zero = 1, or layout.find_unused = false");
-}
-
 void graphs_find_unused(RuleContext& context) {
   if (context.run.recipe.train.cuda_graphs && context.layout().find_unused)
     context.refuse("train.cuda_graphs",
@@ -137,14 +127,6 @@ void delayed_update_offloads(RuleContext& context) {
   if (context.layout().delayed_update && context.layout().offload == OffloadKind::kNone)
     context.refuse("layout.delayed_update", "delays updates on the host, but layout.offload is \"none\"",
                    "set layout.offload = \"optimizer\"");
-}
-
-void delayed_update_trust_ratio(RuleContext& context) {
-  const OptimizerKind kind = context.run.recipe.optim.kind;
-  if (context.layout().delayed_update && (kind == OptimizerKind::kLamb || kind == OptimizerKind::kLars))
-    context.refuse("layout.delayed_update",
-                   "an update that overlaps with the next step cannot reduce over ranks, as LAMB and LARS do",
-                   "set optim.kind = \"adamw\"");
 }
 
 template <typename Enum>
@@ -189,8 +171,9 @@ void master_weights_optimizer(RuleContext& context) {
   const Recipe& recipe = context.run.recipe;
   if (recipe.precision.master_weights == MasterWeights::kFp32) return;
   if (recipe.optim.kind == OptimizerKind::kAdam || recipe.optim.kind == OptimizerKind::kAdamw) return;
+  if (recipe.run.device == DeviceKind::kCpu) return;
   context.refuse("precision.master_weights",
-                 fmt::format("is {}, but only adam and adamw have stochastic rounding",
+                 fmt::format("is {}, but on GPUs only adam and adamw have stochastic rounding",
                              recipe_name(recipe.precision.master_weights)),
                  "set precision.master_weights = \"fp32\", or optim.kind = \"adamw\"");
 }
@@ -245,17 +228,11 @@ constexpr Rule kRecipeRules[] = {
      "partitioned activations without tensor parallelism, or beside sequence parallelism",
      "ranks shard the inputs of blocks that they all have", Because::kDefinition, RuleNeeds::kRecipe,
      partition_activations_copies},
-    {"find-unused-buckets", "`find_unused` with ZeRO 2 and 3",
-     "ranks ask each other after buckets that all launch in one order", Because::kNotBuilt, RuleNeeds::kRecipe,
-     find_unused_buckets},
     {"ulysses-divides-cp", "a `cp_ulysses` that does not divide `cp`", "it is a part of the context-parallel ranks",
      Because::kDefinition, RuleNeeds::kRecipe, ulysses_divides_cp},
     {"delayed-update-without-offload", "delayed parameter updates without offload",
      "the update that is delayed is the one on the host", Because::kDefinition, RuleNeeds::kRecipe,
      delayed_update_offloads},
-    {"delayed-update-trust-ratio", "delayed parameter updates with LAMB or LARS",
-     "their trust ratios are sums over ranks, which the update on the host does not make", Because::kNotBuilt,
-     RuleNeeds::kRecipe, delayed_update_trust_ratio},
     {"master-weights-beside-bf16", "weights without fp32 master weights in another type than bf16",
      "weights of 32 and 64 bits are their own master weights, and in fp16 gradients are scaled, which small updates of "
      "weights are not: below 6e-8 nothing is left of them",
@@ -263,18 +240,24 @@ constexpr Rule kRecipeRules[] = {
     {"gradients-have-type-of-weights", "16-bit gradients of another type than the weights",
      "they are what backward computes, without a conversion", Because::kDefinition, RuleNeeds::kRecipe,
      gradients_have_type_of_weights},
-    {"fp8-beside-bf16", "FP8 GEMMs beside other activations than bf16", "their outputs are bf16", Because::kNotBuilt,
+    {"fp8-beside-bf16", "FP8 GEMMs beside other activations than bf16",
+     "the CUDA kernels that quantise, and the epilogues of the GEMMs, read and write bf16 alone", Because::kNotBuilt,
      RuleNeeds::kRecipe, fp8_beside_bf16},
-    {"master-weights-optimizer", "weights without fp32 master weights under SGD, Adagrad, LAMB or LARS",
-     "only Adam's update has stochastic rounding", Because::kNotBuilt, RuleNeeds::kRecipe, master_weights_optimizer},
+    {"master-weights-optimizer",
+     "weights without fp32 master weights on GPUs, under other optimizers than Adam and AdamW",
+     "of the CUDA kernels of updates, AdamW's alone rounds stochastically", Because::kNotBuilt, RuleNeeds::kRecipe,
+     master_weights_optimizer},
     {"graphs-on-cpu", "CUDA graphs on the CPU", "they are captured on a GPU", Because::kDefinition, RuleNeeds::kRecipe,
      graphs_need_gpu},
     {"graphs-whole-layers", "CUDA graphs with ZeRO 2 and 3, context parallelism or pipeline stages",
-     "the graph is of one micro-batch through all layers; shards and messages between stages are outside of it",
+     "the graph is of one micro-batch through all layers and of the sums after it; gathers of shards, rings and "
+     "messages "
+     "between stages are started by the host between layers",
      Because::kNotBuilt, RuleNeeds::kRecipe, graphs_whole_layers},
     {"graphs-find-unused", "CUDA graphs with `find_unused`", "what is unused may differ between steps",
      Because::kDefinition, RuleNeeds::kRecipe, graphs_find_unused},
-    {"graphs-tp-overlap", "CUDA graphs with `tp_overlap`", "messages between two ranks are not captured",
+    {"graphs-tp-overlap", "CUDA graphs with `tp_overlap`",
+     "it sends chunks from rank to rank on a second stream, whose sends and receives are not captured",
      Because::kNotBuilt, RuleNeeds::kRecipe, graphs_overlap},
 };
 

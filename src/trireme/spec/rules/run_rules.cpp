@@ -199,11 +199,14 @@ constexpr Rule kRunRules[] = {
      "a block that goes back needs what its forward saves, however much else runs again", Because::kDefinition,
      RuleNeeds::kRun, budget_holds_a_block},
     {"emulated-carries-no-gpu", "several ranks with GPUs behind an emulated network between threads",
-     "it carries host memory only", Because::kNotBuilt, RuleNeeds::kRun, emulated_carries_no_gpu},
+     "its links delay copies of host memory; what GPUs exchange goes past it, over NCCL or peer memory",
+     Because::kNotBuilt, RuleNeeds::kRun, emulated_carries_no_gpu},
     {"graphs-need-processes", "CUDA graphs with several ranks that are threads",
-     "reductions between threads are not captured", Because::kNotBuilt, RuleNeeds::kRun, graphs_need_processes},
+     "threads meet on the host in the midst of a reduction, which a graph of one GPU's work cannot hold",
+     Because::kDefinition, RuleNeeds::kRun, graphs_need_processes},
     {"graphs-offload", "CUDA graphs with offload on several ranks or with ZeRO-1",
-     "reductions that end in host memory are not captured", Because::kNotBuilt, RuleNeeds::kRun, graphs_offload},
+     "a sum leaves for the host when the host sees that it has arrived, which differs from step to step",
+     Because::kNotBuilt, RuleNeeds::kRun, graphs_offload},
 };
 
 }  // namespace

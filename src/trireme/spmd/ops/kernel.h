@@ -43,6 +43,7 @@ struct DeferredInputs {
   std::vector<int> tensors;
   std::vector<at::Tensor> gates;
   at::Tensor weight;
+  at::Tensor recurrent, transposed;  ///< a recurrent weight and the same the other way round, where cells want it so
 };
 /// What cells add to their gates of their inputs, rows of all of them one after the other; and its gradient by the
 /// inputs.

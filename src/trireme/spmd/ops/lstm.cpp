@@ -10,9 +10,12 @@
 #include <ATen/ops/sum.h>
 #include <ATen/ops/tanh.h>
 #include <ATen/ops/tanh_backward.h>
+#include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 
 #include "trireme/base/error.h"
+#include "trireme/kernels/few_rows_gemm.h"
+#include "trireme/kernels/lstm_cell.h"
 #include "trireme/spmd/ops/kernels.h"
 
 namespace trireme::spmd {
@@ -36,7 +39,17 @@ Outputs lstm_forward(OpCall& call, const std::vector<at::Tensor>& in) {
   const at::Tensor& bias = in[kBias];
   at::Tensor sums = call.input_sums.defined() ? call.input_sums : lstm_input_sums(in[kX], in[kWeightX], in[kBias]);
   const std::vector<std::int64_t> sizes{in[kX].size(0), bias.size(0), bias.size(1)};
-  sums = sums.addmm_(in[kH], flat(in[kWeightH])).view(sizes);
+  if (kernels::fits_few_rows_gemm(in[kH], flat(in[kWeightH]))) {
+    kernels::add_few_rows_gemm(sums, in[kH], flat(in[kWeightH]));
+  } else {
+    sums.addmm_(in[kH], flat(in[kWeightH]));
+  }
+  sums = sums.view(sizes);
+  if (kernels::fits_lstm_cell(sums) && sums.is_contiguous() && sums.size(1) == 4) {
+    const kernels::LstmState state = kernels::lstm_cell(sums, in[kC]);
+    call.kept["gates"] = sums;
+    return {state.h, state.c};
+  }
   sums.narrow(1, 0, 2).sigmoid_();
   sums.select(1, 2).tanh_();
   sums.select(1, 3).sigmoid_();
@@ -50,6 +63,10 @@ Outputs lstm_forward(OpCall& call, const std::vector<at::Tensor>& in) {
 std::pair<at::Tensor, at::Tensor> gates_backward(const at::Tensor& activated, const at::Tensor& c_in,
                                                  const at::Tensor& c_out, const at::Tensor& gradient_h,
                                                  const at::Tensor& gradient_c) {
+  if (kernels::fits_lstm_cell(activated) && activated.is_contiguous() && activated.size(1) == 4) {
+    const kernels::LstmCellGrad grad = kernels::lstm_cell_backward(activated, c_in, c_out, gradient_h, gradient_c);
+    return {flat(grad.gates), grad.c};
+  }
   const Gates gates = gates_of(activated);
   const at::Tensor squashed = at::tanh(c_out);
   const at::Tensor gh = gradient_h.defined() ? gradient_h : at::zeros_like(squashed);
@@ -100,7 +117,19 @@ Outputs run_lstm(OpCall& call) {
   } else {
     set(kX, [&] { return at::mm(gates, flat(in[kWeightX]).t()); });
   }
-  set(kH, [&] { return at::mm(gates, flat(in[kWeightH]).t()); });
+  set(kH, [&] {
+    const at::Tensor weight = flat(in[kWeightH]);
+    if (!kernels::fits_few_rows_gemm(gates, weight)) return at::mm(gates, weight.t());
+    if (!call.deferred_input) return kernels::few_rows_gemm_transposed(gates, weight);
+    DeferredInputs& layer = *call.deferred_input;  // once for all time steps
+    if (!layer.recurrent.defined() || !layer.recurrent.is_same(in[kWeightH])) {
+      layer.recurrent = in[kWeightH];
+      layer.transposed = kernels::transposed_copy(weight);
+    }
+    at::Tensor out = at::zeros({gates.size(0), weight.size(0)}, gates.options());
+    kernels::add_few_rows_gemm(out, gates, layer.transposed);
+    return out;
+  });
   set(kC, [&] { return c; });
   // Every time step has a part of the parameters' gradients, from its x or h and its gates.
   const auto of_parameter = [&](std::size_t parameter, const at::Tensor& left) {

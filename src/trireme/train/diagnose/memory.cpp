@@ -42,15 +42,15 @@ std::int64_t most_memory(at::Device device) {
   return usage.ru_maxrss * 1024;
 }
 
-void count_state(device::RankMemory& memory, const parallel::DataParallel& data_parallel,
-                 const optim::Optimizer& optimizer, bool offloaded) {
+void count_state(device::RankMemory& memory, const parallel::DataParallel& data_parallel, std::int64_t kept,
+                 bool offloaded) {
   const parallel::DataParallel::Bytes bytes = data_parallel.bytes();
   memory.host.set(MemoryUse::kParameters, bytes.host_values);
   memory.host.set(MemoryUse::kGradients, bytes.host_gradients);
-  memory.host.set(MemoryUse::kOptimizer, bytes.host_masters + (offloaded ? optimizer.bytes() : 0));
+  memory.host.set(MemoryUse::kOptimizer, bytes.host_masters + (offloaded ? kept : 0));
   memory.device.set(MemoryUse::kParameters, bytes.parameters);
   memory.device.set(MemoryUse::kGradients, bytes.gradients);
-  memory.device.set(MemoryUse::kOptimizer, bytes.masters + (offloaded ? 0 : optimizer.bytes()));
+  memory.device.set(MemoryUse::kOptimizer, bytes.masters + (offloaded ? 0 : kept));
   memory.device.set(MemoryUse::kBuckets, bytes.buckets + bytes.reducer);
 }
 

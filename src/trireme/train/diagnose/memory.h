@@ -26,9 +26,10 @@ device::RankMemory memory_of(const spec::Recipe& recipe);
 /// The most bytes that this process has had of a device: of the host's memory, where that is the device.
 std::int64_t most_memory(at::Device device);
 
-/// Counts everything but activations as it is now. A ConfigError when the device has not enough for it.
-void count_state(device::RankMemory& memory, const parallel::DataParallel& data_parallel,
-                 const optim::Optimizer& optimizer, bool offloaded);
+/// Counts everything but activations as it is now. `kept`: of the optimizer and of the average of weights. A
+/// ConfigError when the device has not enough for it.
+void count_state(device::RankMemory& memory, const parallel::DataParallel& data_parallel, std::int64_t kept,
+                 bool offloaded);
 
 /// The frames of a tape after its forward pass, as long as this lives: until its backward pass is over.
 class CountedTape {

@@ -22,6 +22,7 @@
 #include "trireme/train/engine/freeze.h"
 #include "trireme/train/engine/pipeline_table.h"
 #include "trireme/train/engine/trainer.h"
+#include "trireme/train/servers/batch_portions.h"
 #include "trireme/train/servers/downpour_driver.h"
 #include "trireme/train/servers/downpour_twin.h"
 
@@ -352,7 +353,7 @@ void compare_tensors(const spec::Recipe& recipe, const Trace& mine, const Trace&
     if (known.name.empty() || found.relative > known.relative) known.name = found.name, known.relative = found.relative;
     if (known.first_parting.empty()) known.first_parting = found.first_parting;
   };
-  if (recipe.train.mode != spec::TrainMode::kDownpour)  // of each part, at other weights
+  if (recipe.train.mode == spec::TrainMode::kSynchronous)  // else of parts, at other weights
     worse(result.gradients, Comparison(*skeleton, world, result.tolerance.gradients, /*floor=*/1e-2)
                                 .run(reference.gradients, mine.gradients, mine.gradient_placements, type, trainable));
   // Adam makes whole steps of what is rounding in a gradient that is zero, so that a bias which begins at zero may end
@@ -395,7 +396,10 @@ std::vector<parallel::CompressedPart> gather_parts(const Trace& mine, comm::Grou
   parallel::CopyExchange exchange(world.size() > 1 ? &world : nullptr);
   const std::string text = list.dump();
   std::vector<parallel::CompressedPart> parts;
-  for (const parallel::Message& message : exchange.all_gather({text.begin(), text.end()})) {
+  std::vector<std::int64_t> lengths;
+  exchange.start_lengths(static_cast<std::int64_t>(text.size()), lengths).wait();
+  for (const parallel::Message& message :
+       exchange.all_gather({text.begin(), text.end()}, {lengths.begin(), lengths.end()})) {
     for (const auto& entry : nlohmann::ordered_json::parse(message.begin(), message.end())) {
       parallel::CompressedPart& part = parts.emplace_back();
       part.name = entry.at("name").get<std::string>();
@@ -501,6 +505,33 @@ VerifyResult compare_with_replay(const spec::Recipe& from, std::int64_t steps, c
   return result;
 }
 
+/// L-BFGS on shards, beside the same portions and recursion in one process.
+VerifyResult compare_with_one_process(const spec::Recipe& from, std::int64_t steps, comm::Group& world) {
+  const std::unique_ptr<comm::Group> alone = world.split(world.rank(), 0, "alone");
+  spec::Recipe recipe = from;
+  recipe.train.steps = steps;  // the last one is a rest
+  recipe.train.tokens.reset();
+  const Trace mine = run_trace(recipe, world, steps);
+  Trace reference{.terms = mine.terms};
+  if (world.rank() == 0) {
+    spec::Recipe serial = recipe;
+    spec::undistribute(serial);
+    serial.optim = {.kind = spec::OptimizerKind::kSgd, .momentum = 0};  // nobody asks for its updates
+    const auto samples = data::open_samples(serial, data::Split::kTrain);
+    TrainState state(serial, model_shape(serial), *alone, *samples, make_engine);
+    const SandblasterTwin twin =
+        run_sandblaster_twin(state, portion_rows(recipe, BatchPortions::batch_rows(state), world.size()), steps);
+    reference.losses = reference.means = twin.losses;
+    reference.norms = twin.norms;
+    Replica(state, /*parts=*/1).set_weights(twin.weights);
+    for (const nn::Param& param : state.engine.params()) reference.weights[param.name] = copy_here(param.master);
+  }
+  tell_steps(reference, static_cast<std::size_t>(steps), world);
+  VerifyResult result = compare_steps(recipe, mine, reference, steps);
+  compare_tensors(recipe, mine, reference, world, result);
+  return result;
+}
+
 }  // namespace
 
 void verify(const VerifyRequest& request, comm::Rank& rank, const OnVerified& each) {
@@ -514,6 +545,10 @@ void verify(const VerifyRequest& request, comm::Rank& rank, const OnVerified& ea
     }
     if (recipe.train.mode == spec::TrainMode::kDownpour) {
       each(i, compare_with_replay(recipe, request.steps, rank.world()));
+      continue;
+    }
+    if (recipe.train.mode == spec::TrainMode::kSandblaster) {
+      each(i, compare_with_one_process(recipe, request.steps, rank.world()));
       continue;
     }
     if (recipe.layout.pp > 1 && is_asynchronous(recipe)) {

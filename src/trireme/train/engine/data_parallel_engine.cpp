@@ -58,6 +58,7 @@ class DataParallelEngine final : public SingleStepEngine {
     if (owns_model_ && parallel_groups_->parallel.tensor_ranks() == 1) parts_.whole_model = model_.get();
     parts_.layer_params = &model_->params;
     if (shape.experts.used()) parts_.balance = &model_->balance;
+    parts_.expert_axes = parallel_groups_->parallel.expert_axes;
     parts_.loads = parallel_groups_->loads;
     prepare.fill(data_parallel_->owned());
     data_parallel_->updated();
@@ -198,6 +199,7 @@ class DataParallelEngine final : public SingleStepEngine {
     if (first) activations_ = tape.bytes();
     const CountedTape counted(context.memory, tape);
     model_->backward(context, tape);
+    data_parallel_->end_pass();
     for (nn::LossTerm& term : context.losses) losses.push_back(std::move(term));
     flops += context.flops;
   }

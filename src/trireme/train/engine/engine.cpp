@@ -25,7 +25,7 @@ layout::AxisNames row_axes(const layout::Mesh& mesh) {
   return mesh.size(nn::kContextAxis) > 1 ? layout::AxisNames{nn::kContextAxis} : layout::AxisNames{};
 }
 
-parallel::FirstMicroOptions Engine::first_micro() { return {.rows = row_axes(mesh())}; }
+parallel::FirstMicroOptions Engine::first_micro() { return {.rows = row_axes(mesh()), .experts = parts_.expert_axes}; }
 
 StepSums SingleStepEngine::compute_from(const NextBatch&, const MakeContext&) {
   throw InternalError("this engine's ranks share micro-batches: none can be taken by another");

@@ -53,6 +53,7 @@ struct EngineParts {
   models::Model* whole_model = nullptr;             ///< null: this rank holds a part
   nn::Params* layer_params = nullptr;               ///< as this rank's layers compute with them
   nn::moe::Balance* balance = nullptr;              ///< loads of this rank's experts; null: the model has none
+  layout::AxisNames expert_axes = {};               ///< along which experts are sharded
   comm::Group* loads = nullptr;                     ///< the ranks over which they are summed; null: this one alone
 };
 

@@ -6,17 +6,22 @@
 #include <nlohmann/json.hpp>
 
 #include "trireme/base/error.h"
+#include "trireme/layout/mesh.h"
+#include "trireme/nn/parallel_context.h"
 #include "trireme/nn/state.h"
 #include "trireme/train/engine/engine.h"
 
 namespace trireme::train {
 
-void NoiseAverage::add(double small_square, double small, double big_square, double big, double decay) {
-  const double gradient = (big * big_square - small * small_square) / (big - small);
-  const double trace = (small_square - big_square) / (1 / small - 1 / big);
-  if (!std::isfinite(gradient) || !std::isfinite(trace)) return;
-  gradient_ = decay * gradient_ + (1 - decay) * gradient;
-  trace_ = decay * trace_ + (1 - decay) * trace;
+NoiseEstimate noise_estimate(double small_square, double small, double big_square, double big) {
+  return {.gradient_square = (big * big_square - small * small_square) / (big - small),
+          .trace = (small_square - big_square) / (1 / small - 1 / big)};
+}
+
+void NoiseAverage::add(const NoiseEstimate& estimate, double decay) {
+  if (!std::isfinite(estimate.gradient_square) || !std::isfinite(estimate.trace)) return;
+  gradient_ = decay * gradient_ + (1 - decay) * estimate.gradient_square;
+  trace_ = decay * trace_ + (1 - decay) * estimate.trace;
   weight_ = decay * weight_ + (1 - decay);
 }
 
@@ -35,7 +40,12 @@ std::string layer_of(const std::string& parameter) {
 NoiseScale::NoiseScale(Engine& engine, double decay) : engine_(engine), decay_(decay) {
   parallel::MeshGroups* groups = engine.account().groups;
   TRIREME_CHECK(groups != nullptr, "this engine has no groups to measure norms with");
-  engine.data_parallel().measure_first_micro(*groups, engine.first_micro());
+  parallel::FirstMicroOptions options = engine.first_micro();
+  sharded_ = !options.experts.empty();
+  const layout::AxisNames readers = layout::intersect(engine.mesh(), options.experts, {std::string(nn::kDataAxis)});
+  groups->agree_on({readers});
+  share_experts_ = groups->along(readers);
+  engine.data_parallel().measure_first_micro(*groups, std::move(options));
   // Of the whole model, so that all stages have them in one order.
   for (const std::string& name : engine.all_names()) {
     const std::string layer = layer_of(name);
@@ -50,38 +60,68 @@ NoiseScale::NoiseScale(Engine& engine, double decay) : engine_(engine), decay_(d
   averages_.resize(names_.size());
 }
 
+/// Small batches of one kind: of dense parameters, or of experts.
+struct NoiseScale::Kind {
+  double targets = 0;                 // of the one that this rank has a part in
+  double batches = 0;                 // of them over all ranks
+  double inverse = 0;                 // 1 / targets, summed over them
+  std::vector<double> by_layer = {};  // squares of small batches, then of the whole one
+
+  double factor(double all_targets, double loss_scale) const {
+    // Gradients are sums over tokens divided by those of all; of the small batch they are to be the mean.
+    return targets > 0 ? std::pow(all_targets / targets / loss_scale, 2) : 0;
+  }
+  double size() const { return batches / inverse; }
+};
+
 void NoiseScale::add(double first_targets, double all_targets, std::span<const double> whole_squares,
                      double loss_scale) {
-  // This rank's gradients are sums over its tokens divided by those of all; of the small batch they are to be the mean.
-  const double factor = first_targets > 0 ? std::pow(all_targets / first_targets / loss_scale, 2) : 0;
-  const std::vector<double> squares = engine_.data_parallel().first_micro_squares(factor);
+  const auto sum_over = [](comm::Group* ranks, std::span<double> numbers) {
+    if (ranks != nullptr && ranks->size() > 1)
+      ranks->all_reduce(comm::Buffer{numbers.data(), numbers.size(), comm::DType::kF64}, comm::Reduce::kSum).wait();
+  };
+  std::array<Kind, 2> kinds{Kind{.targets = first_targets}, Kind{.targets = first_targets}};
+  auto& [dense, experts] = kinds;
+  if (sharded_) sum_over(share_experts_, {&experts.targets, 1});
+  const std::vector<double> squares = engine_.data_parallel().first_micro_squares(
+      {.dense = dense.factor(all_targets, loss_scale), .experts = experts.factor(all_targets, loss_scale)});
   TRIREME_CHECK(squares.size() == whole_squares.size() && squares.size() == layer_of_.size(),
                 "norms of {} parameters for {}", whole_squares.size(), layer_of_.size());
-  std::array<double, 2> sums{first_targets > 0 ? 1.0 : 0.0, first_targets > 0 ? 1 / first_targets : 0.0};
-  comm::Group& readers = engine_.readers();
-  if (readers.size() > 1)
-    readers.all_reduce(comm::Buffer{sums.data(), sums.size(), comm::DType::kF64}, comm::Reduce::kSum).wait();
-  if (sums[0] == 0) return;
-  const double small = sums[0] / sums[1];
-  if (small >= all_targets * (1 - 1e-9)) return;
+  const bool counts_experts = share_experts_ == nullptr || share_experts_->rank() == 0;
+  std::vector<double> sums;
+  for (const Kind& kind : kinds) {
+    const bool counts = kind.targets > 0 && (&kind == &dense || counts_experts);
+    sums.push_back(counts ? 1.0 : 0.0);
+    sums.push_back(counts ? 1 / kind.targets : 0.0);
+  }
+  sum_over(&engine_.readers(), sums);
+  for (std::size_t k = 0; k < kinds.size(); ++k) {
+    Kind& kind = kinds[k];
+    kind.batches = sums[2 * k], kind.inverse = sums[2 * k + 1];
+    if (kind.batches == 0 || kind.size() >= all_targets * (1 - 1e-9)) return;
+  }
   // Of small batches, then of the whole one, by layer. Copies of a parameter on other stages have the whole gradient
   // too, but the first micro-batch has passed one of them only.
   const std::size_t layers = names_.size();
-  std::vector<double> by_layer(2 * layers);
   const std::vector<bool>& counted = engine_.counted_params();
+  const std::vector<bool>& of_experts = engine_.data_parallel().first_micro_of_experts();
+  for (Kind& kind : kinds) kind.by_layer.resize(2 * layers);
   for (std::size_t i = 0; i < squares.size(); ++i) {
-    by_layer[layer_of_[i]] += squares[i] / sums[0];
-    if (counted.empty() || counted[i]) by_layer[layers + layer_of_[i]] += whole_squares[i];
+    Kind& kind = of_experts[i] ? experts : dense;
+    kind.by_layer[layer_of_[i]] += squares[i] / kind.batches;
+    if (counted.empty() || counted[i]) kind.by_layer[layers + layer_of_[i]] += whole_squares[i];
   }
-  if (comm::Group* stages = engine_.pipeline(); stages != nullptr)
-    stages->all_reduce(comm::Buffer{by_layer.data(), by_layer.size(), comm::DType::kF64}, comm::Reduce::kSum).wait();
-  double small_square = 0, big_square = 0;
+  sum_over(engine_.pipeline(), dense.by_layer);
+  if (sharded_) sum_over(engine_.pipeline(), experts.by_layer);
+  NoiseEstimate whole;
   for (std::size_t i = 0; i < layers; ++i) {
-    averages_[i].add(by_layer[i], small, by_layer[layers + i], all_targets, decay_);
-    small_square += by_layer[i];
-    big_square += by_layer[layers + i];
+    NoiseEstimate layer;
+    for (const Kind& kind : kinds)
+      layer = layer + noise_estimate(kind.by_layer[i], kind.size(), kind.by_layer[layers + i], all_targets);
+    averages_[i].add(layer, decay_);
+    whole = whole + layer;
   }
-  whole_.add(small_square, small, big_square, all_targets, decay_);
+  whole_.add(whole, decay_);
 }
 
 std::vector<observe::LayerNoise> NoiseScale::layers() const {

@@ -5,7 +5,9 @@
 //   |G|^2 = (B |G_B|^2 - b |G_b|^2) / (B - b),   S = (|G_b|^2 - |G_B|^2) / (1 / b - 1 / B).
 // Each is averaged over steps by itself; the noise scale is the ratio of the averages, S / |G|^2, in tokens: the batch
 // beyond which more tokens a step bring little. Small batches are the first micro-batch of each data-parallel rank;
-// uneven ones are weighted, b being their harmonic mean. Neither clipping nor loss scale touches it, and no layout:
+// uneven ones are weighted, b being their harmonic mean. Of experts that are sharded over data-parallel ranks a small
+// batch is that of all these ranks together, so b is larger for them; both estimates are sums over parameters, so those
+// of dense ones and of experts are made apart and added. Neither clipping nor loss scale touches it, and no layout:
 // stages of a pipeline sum what each has of a layer, ranks that share rows sum their gradients first.
 // Depends on: base; a trainer's engine for measuring.
 #pragma once
@@ -15,6 +17,7 @@
 #include <string>
 #include <vector>
 
+#include "trireme/comm/group.h"
 #include "trireme/observe/step_record.h"
 
 namespace trireme::nn {
@@ -25,11 +28,21 @@ namespace trireme::train {
 
 class Engine;
 
+/// Of one step.
+struct NoiseEstimate {
+  double gradient_square = 0, trace = 0;
+  NoiseEstimate operator+(const NoiseEstimate& other) const {
+    return {gradient_square + other.gradient_square, trace + other.trace};
+  }
+};
+/// `small_square`: the mean over small batches of |G_b|^2.
+NoiseEstimate noise_estimate(double small_square, double small, double big_square, double big);
+
 /// The two averages of one part of the model. A value: no ranks, no tensors.
 class NoiseAverage {
  public:
-  /// `small_square`: the mean over small batches of |G_b|^2. What is not finite is left out.
-  void add(double small_square, double small, double big_square, double big, double decay);
+  /// What is not finite is left out.
+  void add(const NoiseEstimate& estimate, double decay);
   /// S / |G|^2; nothing before the first step, and while the average of |G|^2 is not above zero.
   std::optional<double> scale() const;
   double gradient_square() const { return weight_ > 0 ? gradient_ / weight_ : 0; }
@@ -62,11 +75,15 @@ class NoiseScale {
   void add_state(nn::State& state);
 
  private:
+  struct Kind;
+
   Engine& engine_;
   double decay_;
-  std::vector<std::string> names_;      // of layers
-  std::vector<std::size_t> layer_of_;   // each trainable parameter's
-  std::vector<NoiseAverage> averages_;  // of layers
+  bool sharded_ = false;                  // experts are
+  comm::Group* share_experts_ = nullptr;  // ranks that read other rows for the same experts; null: this one alone
+  std::vector<std::string> names_;        // of layers
+  std::vector<std::size_t> layer_of_;     // each trainable parameter's
+  std::vector<NoiseAverage> averages_;    // of layers
   NoiseAverage whole_;
 };
 

@@ -137,7 +137,7 @@ class PipelineSteps::Progress {
       own_squares_[static_cast<std::size_t>(step)] = updated.squares;
       shared_squares_[static_cast<std::size_t>(step)] = updated.shared_squares;
       if (request_.loss_scale != nullptr) tell_others(updated.finite);
-      data_parallel.step_taken();
+      if (updated.finite) data_parallel.step_taken(rate_of(step));
       data_parallel.updated();
       if (request_.taken) request_.taken();
     } catch (const optim::NonFiniteGradients& error) {
@@ -314,8 +314,13 @@ PipelineSteps::Walk& PipelineSteps::walk_for(const StepsRequest& request) {
   }
   if (request.fp8_history != nullptr) {
     comm::Group* ranks = staged_->stage_ranks();
-    walk_.scales = std::make_unique<pipeline::ScaleVersions>(*request.fp8_history, [ranks](at::Tensor& largest) {
-      if (ranks != nullptr) ranks->all_reduce(device::to_buffer(largest), comm::Reduce::kMax).wait();
+    // Of the stage's ranks in other pipelines, and in this one where a stage has several.
+    walk_.scales = std::make_unique<pipeline::ScaleVersions>(*request.fp8_history, [this, ranks](at::Tensor& largest) {
+      const auto agree = [&](comm::Group& group) {
+        group.all_reduce(device::to_buffer(largest), comm::Reduce::kMax).wait();
+      };
+      if (ranks != nullptr) agree(*ranks);
+      for (comm::Group* twins : walk_.executor->reduction().twins()) agree(*twins);
     });
   }
   walk_.executor =

@@ -310,7 +310,9 @@ Engine::Account StagedModel::account() {
 }
 
 parallel::FirstMicroOptions StagedModel::first_micro() {
-  parallel::FirstMicroOptions options{.rows = row_axes(parallel_groups_->parallel.mesh), .overlaps = true};
+  const nn::ParallelContext& parallel = parallel_groups_->parallel;
+  parallel::FirstMicroOptions options{
+      .rows = row_axes(parallel.mesh), .experts = parallel.expert_axes, .overlaps = true};
   for (const pipeline::ParamHolders& held : stage_.param_holders) {
     if (held.chunks.size() == 1 || held.ranks.size() == 1) continue;
     const bool mine = std::ranges::binary_search(held.ranks, pipeline_.rank());
@@ -344,6 +346,7 @@ StepSums StagedModel::walk(std::vector<data::Batch>& batches, const MakeContext&
   data_parallel_->begin_micro(/*last=*/false);
   const auto micro = [&](int number) {
     pipeline::Micro made = micro_of(batches[static_cast<std::size_t>(number)], contexts);
+    if (number == 0) made.context.watch = data_parallel_->first_micro_watch();
     if (wave_groups_.empty()) {
       made.context.on_gradient = [this, first = number == 0](nn::Param& param) {
         data_parallel_->added_by(param, first);

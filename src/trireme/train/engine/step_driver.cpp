@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "trireme/train/engine/train_state.h"
+#include "trireme/train/servers/sandblaster_driver.h"
 
 namespace trireme::train {
 
@@ -30,7 +31,14 @@ std::unique_ptr<StepDriver> make_driver(TrainState& state) {
     return make_multi_step_driver(state, **several);
   }
   auto& single = *std::get<std::unique_ptr<SingleStepEngine>>(state.any_engine);
-  if (state.recipe.train.mode == spec::TrainMode::kDownpour) return make_downpour_driver(state, single);
+  switch (state.recipe.train.mode) {
+    case spec::TrainMode::kDownpour:
+      return make_downpour_driver(state, single);
+    case spec::TrainMode::kSandblaster:
+      return make_sandblaster_driver(state, single);
+    case spec::TrainMode::kSynchronous:
+      break;
+  }
   return make_synchronous_driver(state, single);
 }
 

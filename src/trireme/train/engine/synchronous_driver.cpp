@@ -1,13 +1,17 @@
 // Compute, look at the loss, update: after every step the state is whole.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <memory>
 #include <optional>
+#include <span>
+#include <vector>
 
 #include "trireme/base/log.h"
 #include "trireme/base/stopwatch.h"
+#include "trireme/parallel/mesh_groups.h"
 #include "trireme/train/engine/feed.h"
 #include "trireme/train/engine/step_driver.h"
 #include "trireme/train/engine/train_state.h"
@@ -18,11 +22,29 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+/// Ranks with parts of the same rows lie along tp and cp. The first of them chooses, and tells along one axis after the
+/// other. On all ranks together.
+WorkStealing::SharedRows shared_rows(parallel::MeshGroups& groups) {
+  std::vector<comm::Group*> along;
+  for (const char* axis : {nn::kContextAxis, nn::kTensorAxis}) {
+    if (comm::Group* group = groups.along({axis})) along.push_back(group);
+  }
+  WorkStealing::SharedRows rows{
+      .leads = std::ranges::all_of(along, [](const comm::Group* group) { return group->rank() == 0; })};
+  if (along.empty()) return rows;
+  rows.tell = [along](std::span<std::int64_t> numbers) {
+    for (comm::Group* group : along)
+      group->broadcast(comm::Buffer{numbers.data(), numbers.size(), comm::DType::kI64}, 0).wait();
+  };
+  return rows;
+}
+
 class SynchronousDriver final : public StepDriver {
  public:
   SynchronousDriver(TrainState& state, SingleStepEngine& engine) : state_(state), engine_(engine) {
     if (state.recipe.train.work_stealing && engine.share().ranks > 1)
-      stealing_ = std::make_unique<WorkStealing>(engine.readers(), state.samples);
+      stealing_ =
+          std::make_unique<WorkStealing>(engine.readers(), state.samples, shared_rows(*engine.account().groups));
   }
 
   StepReport next() override;
@@ -55,6 +77,12 @@ StepSums SynchronousDriver::compute_stealing(const Fetched& fetched, const MakeC
   return sums;
 }
 
+/// Seconds of compression that lie in backward and in updates so far.
+double compressing_beside(Engine& engine) {
+  const parallel::CompressionReport* report = engine.data_parallel().reducer().report();
+  return report != nullptr ? report->beside_seconds + report->update_seconds : 0;
+}
+
 void tell_balance(StepReport& report, TrainState::Balanced balanced) {
   report.loads = std::move(balanced.loads);
   report.experts_moved = balanced.moved;
@@ -64,6 +92,7 @@ StepReport SynchronousDriver::next() {
   StepReport report;
   Fetched fetched = state_.fetch();
   report.data_s = fetched.waited_s;
+  const double compressing = compressing_beside(engine_);
 
   auto begin = Clock::now();
   const nn::LossCounts counts = state_.count_losses(fetched);
@@ -71,6 +100,7 @@ StepReport SynchronousDriver::next() {
   const StepScales scales = scales_of(counts, state_.loss_scale ? state_.loss_scale->scale() : 1.0);
 
   begin = Clock::now();
+  if (state_.loss_scale) engine_.data_parallel().set_loss_scale(state_.loss_scale->scale());
   nn::zero_grad(engine_.params());
   const auto contexts = [&] { return state_.context_for(scales, state_.position.step); };
   const StepSums sums = stealing_ ? compute_stealing(fetched, contexts) : engine_.compute(fetched.batches, contexts);
@@ -94,12 +124,13 @@ StepReport SynchronousDriver::next() {
   begin = Clock::now();
   const double loss_scale = state_.loss_scale ? state_.loss_scale->scale() : 1.0;  // of these gradients
   const optim::UpdateResult result = update(fetched, scales, report);
-  if (state_.average && result.taken) state_.average->update();
   measure_noise(fetched, counts, result, loss_scale, report);
   state_.advance_scales();
   tell_balance(report, state_.advance_balance(result.taken));
   state_.count_memory();
-  report.compute_s += seconds_since(begin);
+  const double compressed = compressing_beside(engine_) - compressing;
+  report.compute_s += seconds_since(begin) - compressed;
+  report.comm_s += compressed;
   report.taken = result.taken;
   report.gradient_norm = result.gradient_norm;
   state_.position = fetched.plan.after;

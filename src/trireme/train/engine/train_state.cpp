@@ -139,8 +139,12 @@ TrainState::TrainState(const spec::Recipe& from, const spec::ModelShape& model, 
   optimizer = telling_what_fills_the_gpu(recipe, shape, memory, [&] {
     std::unique_ptr<optim::MatrixOwners> owners;
     if (parallel::MeshGroups* groups = engine.account().groups)
-      owners = parallel::make_matrix_owners(recipe.optim, engine.params(), *groups);
-    return optim::make_optimizer(recipe.optim, engine.params(), std::move(owners));
+      owners = parallel::make_matrix_owners(recipe.optim, engine.params(), *groups,
+                                            recipe.layout.delayed_update ? parallel::MeshGroups::kUpdateLane : 0);
+    spec::OptimConfig optim = recipe.optim;
+    if (recipe.train.mode == spec::TrainMode::kSandblaster)  // in its place L-BFGS updates
+      optim = {.kind = spec::OptimizerKind::kSgd, .momentum = 0};
+    return optim::make_optimizer(optim, engine.params(), std::move(owners));
   });
   engine.data_parallel().attach(*optimizer);
   if (recipe.train.noise_scale || recipe.batch.kind == spec::BatchKind::kNoise) {
@@ -148,7 +152,7 @@ TrainState::TrainState(const spec::Recipe& from, const spec::ModelShape& model, 
     noise_scale->add_state(registry);
   }
   if (recipe.optim.ema_decay) average = std::make_unique<WeightAverage>(engine.params(), *recipe.optim.ema_decay);
-  updates = std::make_unique<Updates>(recipe.layout, engine, *optimizer);
+  updates = std::make_unique<Updates>(recipe.layout, engine, *optimizer, average.get());
   count_memory();
   if (recipe.train.offload_activations) stash = std::make_unique<nn::Stash>(&memory, engine.data_parallel().device());
   if (recipe.precision.gemm == spec::GemmPrecision::kFp8Delayed) {
@@ -254,7 +258,8 @@ TrainState::Balanced TrainState::advance_balance(bool taken) {
 }
 
 void TrainState::count_memory() {
-  count_state(memory, engine.data_parallel(), *optimizer, recipe.layout.offload != spec::OffloadKind::kNone);
+  count_state(memory, engine.data_parallel(), optimizer->bytes() + (average ? average->bytes() : 0),
+              recipe.layout.offload != spec::OffloadKind::kNone);
 }
 
 void TrainState::raise_non_finite(Fetched& fetched, const StepScales& scales, const std::string& what) {

@@ -94,9 +94,9 @@ struct TrainState {
   Engine& engine;
   std::unique_ptr<optim::Optimizer> optimizer;
   std::unique_ptr<optim::LossScale> loss_scale;  ///< fp16 only
+  std::unique_ptr<WeightAverage> average;        ///< optim.ema_decay only
   std::unique_ptr<Updates> updates;
   std::unique_ptr<NoiseScale> noise_scale;      ///< train.noise_scale or batch.kind = "noise" only
-  std::unique_ptr<WeightAverage> average;       ///< optim.ema_decay only
   std::unique_ptr<ExpertMoves> expert_moves;    ///< experts.move_experts only
   std::unique_ptr<nn::Fp8History> fp8_history;  ///< precision.gemm = "fp8-delayed" only
   nn::State registry;                           ///< all that the rest of the run follows from

@@ -52,8 +52,7 @@ Evaluation Trainer::evaluate(const data::Samples& samples, const EvaluateOptions
                 position().step);
   const bool ema = state_.recipe.eval.weights == spec::EvalWeights::kEma && state_.average;
   if (!ema && !state_.optimizer->has_evaluation_weights()) return state_.engine.evaluate(samples, options);
-  state_.updates->wait();
-  EvaluationWeights other(state_.engine, *state_.optimizer, ema ? state_.average.get() : nullptr);
+  EvaluationWeights other(state_.engine, *state_.updates, *state_.optimizer, ema ? state_.average.get() : nullptr);
   Evaluation evaluation = state_.engine.evaluate(samples, options);
   other.restore();
   return evaluation;

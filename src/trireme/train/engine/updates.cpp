@@ -2,8 +2,8 @@
 
 namespace trireme::train {
 
-Updates::Updates(const spec::LayoutConfig& layout, Engine& engine, optim::Optimizer& optimizer)
-    : engine_(engine), optimizer_(optimizer), warmup_(layout.offload_warmup) {
+Updates::Updates(const spec::LayoutConfig& layout, Engine& engine, optim::Optimizer& optimizer, WeightAverage* average)
+    : engine_(engine), optimizer_(optimizer), average_(average), warmup_(layout.offload_warmup) {
   if (layout.delayed_update) worker_ = std::make_unique<Worker>();
 }
 
@@ -25,12 +25,14 @@ optim::UpdateResult Updates::take(const optim::UpdateOptions& options, std::int6
   if (worker_ && steps >= warmup_) {
     data_parallel.swap_gradient_buffers();
     unseen_ = true;
-    // Sums over ranks have been made: those are calls of the rank's own thread.
+    // The rank's own thread goes on with its groups.
     const optim::StepOptions step{.learning_rate = decision.step.learning_rate,
-                                  .gradient_scale = decision.step.gradient_scale};
+                                  .gradient_scale = decision.step.gradient_scale,
+                                  .across = data_parallel.late_across()};
     worker_->post([this, &data_parallel, sent, step] {
       data_parallel.wait_until_copied(sent);
       optimizer_.finish_step(step);
+      if (average_ != nullptr) average_->update();
     });
     data_parallel.step_taken(decision.step.learning_rate);
   } else {
@@ -39,9 +41,23 @@ optim::UpdateResult Updates::take(const optim::UpdateOptions& options, std::int6
     if (data_parallel.streams_weights()) step.updated = [&](const nn::Param& param) { data_parallel.updated(param); };
     optimizer_.finish_step(step);
     data_parallel.step_taken(decision.step.learning_rate);
+    if (average_ != nullptr) average_->update();
     engine_.updated();
   }
   return decision.result;
+}
+
+std::vector<at::Tensor> Updates::computed() const {
+  return worker_ ? engine_.data_parallel().computed() : std::vector<at::Tensor>();
+}
+
+void Updates::exchanged(const std::vector<at::Tensor>& computed) {
+  if (computed.empty()) return engine_.updated();
+  parallel::DataParallel& data_parallel = engine_.data_parallel();
+  data_parallel.wait_for_weights();
+  std::size_t i = 0;
+  for (const at::Tensor& part : data_parallel.computed()) part.copy_(computed[i++]);
+  data_parallel.computed_changed();
 }
 
 void Updates::send_again() {

@@ -10,7 +10,9 @@
 // So step W + 1 is the first whose update is late: while it runs on a thread of its own, step W + 2 computes with the
 // numbers that step W + 1 had, and they change to m_(W+1) when that step's gradients are complete. Norm, clipping and
 // the check for numbers that are not finite are of g_t itself and happen at the end of step t, before its update is
-// deferred. A step that fp16 skips has no update; the one before it still comes in at its end.
+// deferred. A step that fp16 skips has no update; the one before it still comes in at its end. What an optimizer asks
+// of other ranks (trust ratios, whole matrices) goes over groups of that thread's own. The moving average of weights
+// follows m_t, on the same thread.
 //
 // MasterWeights lie one update ahead of what is computed with, so the state has both: "computed/PARAMETER" is v_(t+1).
 // A save waits for the update under way and does not bring it in, hence changes nothing; going on from it gives the
@@ -27,17 +29,24 @@
 #include "trireme/optim/update.h"
 #include "trireme/spec/layout_config.h"
 #include "trireme/train/engine/engine.h"
+#include "trireme/train/engine/weight_average.h"
 
 namespace trireme::train {
 
 class Updates {
  public:
-  /// Both borrowed.
-  Updates(const spec::LayoutConfig& layout, Engine& engine, optim::Optimizer& optimizer);
+  /// All borrowed. `average` is brought up to date after each update; null: there is none.
+  Updates(const spec::LayoutConfig& layout, Engine& engine, optim::Optimizer& optimizer,
+          WeightAverage* average = nullptr);
 
   /// The update of a step whose gradients are complete, `steps` of them before it. On all ranks together; throws as
   /// optim::update does, and then nothing has changed.
   optim::UpdateResult take(const optim::UpdateOptions& options, std::int64_t steps);
+  /// What layers compute with, where masters are or may be ahead of it; empty where no update is late. After wait().
+  std::vector<at::Tensor> computed() const;
+  /// Masters have other numbers for a while, or those of before again. `computed`: copies of computed(), to be computed
+  /// with again; empty: the masters are, rounded.
+  void exchanged(const std::vector<at::Tensor>& computed);
   /// What layers compute with goes its way to all ranks once more, as after an update; no number changes.
   void send_again();
   /// Between steps, after wait(): masters and what layers compute with have changed places alike, on all ranks
@@ -56,6 +65,7 @@ class Updates {
  private:
   Engine& engine_;
   optim::Optimizer& optimizer_;
+  WeightAverage* average_;
   std::int64_t warmup_;
   bool unseen_ = false;             // masters are ahead of what is computed with
   std::unique_ptr<Worker> worker_;  // null: no update is ever late

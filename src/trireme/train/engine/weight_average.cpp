@@ -4,21 +4,34 @@
 
 #include "trireme/base/log.h"
 #include "trireme/nn/state.h"
+#include "trireme/optim/elementwise.h"
 #include "trireme/optim/optimizer.h"
 #include "trireme/train/engine/engine.h"
+#include "trireme/train/engine/updates.h"
 
 namespace trireme::train {
 
 WeightAverage::WeightAverage(nn::Params& params, double decay) : params_(params), decay_(decay) {
-  for (const nn::Param& param : params_) averages_.push_back(param.trainable ? param.master.clone() : at::Tensor());
+  for (const nn::Param& param : params_) {
+    averages_.push_back(param.trainable ? param.master.to(optim::update_type(param.master), /*non_blocking=*/false,
+                                                          /*copy=*/true)
+                                        : at::Tensor());
+  }
 }
 
 void WeightAverage::update() {
   std::size_t i = 0;
   for (const nn::Param& param : params_) {
-    if (averages_[i].defined()) averages_[i].lerp_(param.master, 1 - decay_);
+    if (averages_[i].defined()) averages_[i].lerp_(param.master.to(averages_[i].scalar_type()), 1 - decay_);
     ++i;
   }
+}
+
+std::int64_t WeightAverage::bytes() const {
+  std::int64_t sum = 0;
+  for (const at::Tensor& average : averages_)
+    sum += average.defined() ? static_cast<std::int64_t>(average.nbytes()) : 0;
+  return sum;
 }
 
 void WeightAverage::add_state(nn::State& state) {
@@ -29,9 +42,11 @@ void WeightAverage::add_state(nn::State& state) {
   }
 }
 
-EvaluationWeights::EvaluationWeights(Engine& engine, const optim::Optimizer& optimizer, const WeightAverage* average)
-    : engine_(engine) {
-  engine_.data_parallel().wait_for_weights();
+EvaluationWeights::EvaluationWeights(Engine& engine, Updates& updates, const optim::Optimizer& optimizer,
+                                     const WeightAverage* average)
+    : engine_(engine), updates_(updates) {
+  updates_.wait();
+  for (const at::Tensor& part : updates_.computed()) computed_.push_back(part.clone());
   std::size_t i = 0;
   for (nn::Param& param : engine_.params()) {
     const at::Tensor other = average != nullptr ? average->of(i) : optimizer.evaluation_weights(param);
@@ -55,7 +70,7 @@ void EvaluationWeights::restore() {
     nn::publish(param);
   }
   trained_.clear();
-  engine_.updated();
+  updates_.exchanged(computed_);
 }
 
 EvaluationWeights::~EvaluationWeights() {

@@ -1,13 +1,15 @@
 // train/engine/weight_average.h -- weights to evaluate that are not those being trained.
 //
-// The exponential moving average (EMA) of optim.ema_decay is kept in the type of master weights, lies as they do, and
-// is part of checkpoints: "ema/PARAMETER". EvaluationWeights puts it, or the averaged weights of schedule-free-adamw,
-// in place of the trained ones for a while; afterwards those are back, to the bit.
+// The exponential moving average (EMA) of optim.ema_decay is kept in fp32 (fp64), beside bf16 weights without masters
+// too, lies as master weights do, and is part of checkpoints: "ema/PARAMETER". EvaluationWeights puts it, or the
+// averaged weights of schedule-free-adamw, in place of the trained ones for a while; afterwards those are back, to the
+// bit.
 // Depends on: nn, optim.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
 #include <vector>
 
 #include "trireme/nn/param.h"
@@ -22,6 +24,7 @@ class Optimizer;
 namespace trireme::train {
 
 class Engine;
+class Updates;
 
 class WeightAverage {
  public:
@@ -29,6 +32,7 @@ class WeightAverage {
   WeightAverage(nn::Params& params, double decay);
   /// After a step: average <- decay average + (1 - decay) weights.
   void update();
+  std::int64_t bytes() const;
   const at::Tensor& of(std::size_t param) const { return averages_[param]; }
   void add_state(nn::State& state);
 
@@ -39,10 +43,10 @@ class WeightAverage {
 };
 
 /// While it lives, the engine computes with the average, or where that is null with the optimizer's evaluation weights.
-/// On all ranks together.
+/// On all ranks together. Late updates go on from what was computed with before.
 class EvaluationWeights {
  public:
-  EvaluationWeights(Engine& engine, const optim::Optimizer& optimizer, const WeightAverage* average);
+  EvaluationWeights(Engine& engine, Updates& updates, const optim::Optimizer& optimizer, const WeightAverage* average);
   ~EvaluationWeights();
   EvaluationWeights(const EvaluationWeights&) = delete;
   EvaluationWeights& operator=(const EvaluationWeights&) = delete;
@@ -51,7 +55,9 @@ class EvaluationWeights {
 
  private:
   Engine& engine_;
-  std::vector<at::Tensor> trained_;  // one for each parameter; undefined where nothing was exchanged
+  Updates& updates_;
+  std::vector<at::Tensor> computed_;  // with late updates: what is computed with while they train
+  std::vector<at::Tensor> trained_;   // one for each parameter; undefined where nothing was exchanged
 };
 
 }  // namespace trireme::train

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 
 #include "trireme/comm/control.h"
@@ -19,7 +20,7 @@ std::string WorkStealing::key(int rank) const {
 }
 
 std::int64_t WorkStealing::claim(int rank, std::int64_t count) {
-  return group_.control().add(key(rank), count) - count;
+  return group_.control().add(key(rank), count) - count + 1;  // beside its first
 }
 
 void WorkStealing::begin(const spec::Recipe& recipe, const Fetched& fetched, const Share& share) {
@@ -29,11 +30,13 @@ void WorkStealing::begin(const spec::Recipe& recipe, const Fetched& fetched, con
   ++round_;
   plans_.assign(static_cast<std::size_t>(share.ranks), std::nullopt);
   taken_.clear();
-  own_left_ = true;
+  first_left_ = own_left_ = true;
   stolen_ = 0;
 }
 
-void WorkStealing::end() { group_.control().erase(key(share_.rank)); }
+void WorkStealing::end() {
+  if (rows_.leads) group_.control().erase(key(share_.rank));
+}
 
 const StepPlan& WorkStealing::plan_of(int rank) {
   std::optional<StepPlan>& plan = plans_[static_cast<std::size_t>(rank)];
@@ -55,7 +58,7 @@ bool WorkStealing::steal() {
       const auto claimed = group_.control().get(key(rank));
       std::int64_t begun = 0;
       if (claimed) std::from_chars(claimed->data(), claimed->data() + claimed->size(), begun);
-      const std::int64_t left = static_cast<std::int64_t>(plan_of(rank).microbatches.size()) - begun;
+      const std::int64_t left = static_cast<std::int64_t>(plan_of(rank).microbatches.size()) - 1 - begun;
       if (left > most) from = rank, most = left;
     }
     if (from < 0) return false;
@@ -66,18 +69,31 @@ bool WorkStealing::steal() {
   }
 }
 
-std::optional<data::Batch> WorkStealing::next() {
+WorkStealing::Taken WorkStealing::choose() {
+  const auto own = static_cast<std::int64_t>(fetched_->batches.size());
+  if (std::exchange(first_left_, false) && own > 0) return {share_.rank, 0};
   if (own_left_) {
-    const std::int64_t mine = claim(share_.rank, 1);
-    if (mine < static_cast<std::int64_t>(fetched_->batches.size()))
-      return fetched_->batches[static_cast<std::size_t>(mine)];
+    if (const std::int64_t mine = claim(share_.rank, 1); mine < own) return {share_.rank, mine};
     own_left_ = false;
   }
-  if (taken_.empty() && !steal()) return std::nullopt;
+  if (taken_.empty() && !steal()) return {};
   const Taken taken = taken_.front();
   taken_.pop_front();
+  return taken;
+}
+
+std::optional<data::Batch> WorkStealing::next() {
+  std::array<std::int64_t, 2> numbers{};
+  if (rows_.leads) {
+    const Taken chosen = choose();
+    numbers = {chosen.rank, chosen.micro};
+  }
+  if (rows_.tell) rows_.tell(numbers);
+  const auto [rank, micro] = numbers;
+  if (rank < 0) return std::nullopt;
+  if (rank == share_.rank) return fetched_->batches[static_cast<std::size_t>(micro)];
   ++stolen_;
-  return samples_.read(plan_of(taken.rank).microbatches[static_cast<std::size_t>(taken.micro)]);
+  return samples_.read(plan_of(static_cast<int>(rank)).microbatches[static_cast<std::size_t>(micro)]);
 }
 
 }  // namespace trireme::train

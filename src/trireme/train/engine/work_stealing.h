@@ -3,13 +3,17 @@
 // Each rank has the micro-batches that its share of the step gives it. It takes them one by one; when none is left it
 // takes from the rank with most left, first 2.5 % of them at once, then 5 %, and at least one. Any rank can read any
 // sample and a gradient is a sum over micro-batches, so who computes them changes the order of additions and nothing
-// else. Who has which is a counter for each rank in the control plane, which answers while that rank computes.
+// else. Who has which is a counter for each rank in the control plane, which answers while that rank computes. A rank's
+// first micro-batch of a step is always its own: the noise scale is measured on it. Ranks that share rows (tp, cp) take
+// what the first of them takes.
 // Depends on: comm (control plane), data, step_plan.
 #pragma once
 
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -21,8 +25,14 @@ namespace trireme::train {
 
 class WorkStealing {
  public:
+  /// Of ranks that have the same rows: whether this one chooses, and how it tells the others what.
+  struct SharedRows {
+    bool leads = true;
+    std::function<void(std::span<std::int64_t> numbers)> tell = nullptr;  ///< null: there are no others
+  };
   /// Both borrowed. The ranks of `group` share out each step.
-  WorkStealing(comm::Group& group, const data::Samples& samples) : group_(group), samples_(samples) {}
+  WorkStealing(comm::Group& group, const data::Samples& samples, SharedRows rows)
+      : group_(group), samples_(samples), rows_(std::move(rows)) {}
 
   /// A step of which this rank has `fetched`; borrowed until end(). On all ranks together.
   void begin(const spec::Recipe& recipe, const Fetched& fetched, const Share& share);
@@ -37,22 +47,23 @@ class WorkStealing {
   std::string key(int rank) const;
   /// Claims `count` micro-batches of a rank; the first of them.
   std::int64_t claim(int rank, std::int64_t count);
+  struct Taken {
+    std::int64_t rank = -1, micro = 0;  ///< -1: there is none left
+  };
   bool steal();
+  Taken choose();
   const StepPlan& plan_of(int rank);
 
   comm::Group& group_;
   const data::Samples& samples_;
+  const SharedRows rows_;
   const spec::Recipe* recipe_ = nullptr;
   const Fetched* fetched_ = nullptr;
   Share share_;
   std::uint64_t round_ = 0;
   std::vector<std::optional<StepPlan>> plans_;  // of others, as they are needed
-  struct Taken {
-    int rank;
-    std::int64_t micro;
-  };
-  std::deque<Taken> taken_;  // claimed and not handed out
-  bool own_left_ = false;
+  std::deque<Taken> taken_;                     // claimed and not handed out
+  bool first_left_ = false, own_left_ = false;
   std::int64_t stolen_ = 0;
 };
 

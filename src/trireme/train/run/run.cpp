@@ -284,7 +284,7 @@ void TrainingRun::build(std::int64_t from_step) {
                                                            static_cast<int>(std::thread::hardware_concurrency()));
   }
   // Where a rank takes what others have not begun, a slow one is slow in each of its micro-batches.
-  const bool by_micro = recipe_.train.work_stealing || recipe_.train.mode == spec::TrainMode::kDownpour;
+  const bool by_micro = recipe_.train.work_stealing || recipe_.train.mode != spec::TrainMode::kSynchronous;
   if (by_micro && faults_->drill()) {
     trainer_->on_micro([this](std::int64_t step, double seconds) { faults_->after_compute(step, seconds); });
   }

@@ -258,6 +258,7 @@ void RunFiles::tell_metrics(const StepReport& report, const StepFigures& figures
     tell("compress/saved_bytes", compressed->dense_bytes - compressed->sent_bytes);
     tell("compress/rounds", static_cast<double>(compressed->rounds));
     tell("compress/seconds", compressed->seconds);
+    tell("compress/kernel_seconds", compressed->kernel_seconds);
     tell("compress/relative_error", compressed->relative_error);
     for (const auto& [name, error] : compressed->errors) tell(fmt::format("compress/error/{}", name), error);
     const spec::Recipe& recipe = parts_.recipe;

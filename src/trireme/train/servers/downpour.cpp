@@ -7,6 +7,7 @@
 #include <atomic>
 #include <chrono>
 #include <cmath>
+#include <functional>
 #include <mutex>
 #include <thread>
 
@@ -15,6 +16,7 @@
 #include "trireme/comm/rank.h"
 #include "trireme/data/open_samples.h"
 #include "trireme/device/cpu_setup.h"
+#include "trireme/spec/server_updates.h"
 #include "trireme/train/engine/trainer.h"
 #include "trireme/train/servers/downpour_twin.h"
 #include "trireme/train/servers/server_rule.h"
@@ -25,11 +27,20 @@ namespace {
 using DownpourClock = std::chrono::steady_clock;
 constexpr std::uint32_t kGoTag = 0x646f;
 
-/// A part as it was computed.
-struct TakenPart {
-  std::int64_t step = 0;
-  double loss = 0, seconds = 0;  // since the beginning
+/// How time goes by for a node: the machine's, or a virtual one.
+struct NodeClock {
+  std::function<double()> now;            // seconds
+  std::function<void(double)> take_time;  // for what is computed in it
 };
+
+NodeClock machine_clock() {
+  return {.now = [] { return std::chrono::duration<double>(DownpourClock::now().time_since_epoch()).count(); },
+          .take_time = [](double seconds) { std::this_thread::sleep_for(std::chrono::duration<double>(seconds)); }};
+}
+
+NodeClock clock_of(comm::TimedMailbox& mailbox) {
+  return {.now = [&] { return mailbox.now(); }, .take_time = [&](double seconds) { mailbox.advance(seconds); }};
+}
 
 struct DownpourJob {
   const spec::Recipe& recipe;
@@ -38,13 +49,14 @@ struct DownpourJob {
   const data::Samples& samples;
   const std::int64_t steps;
   const ps::ValueType type;
-  std::atomic<std::uint64_t> keys{0};
+  std::uint64_t keys = 0;
+  std::vector<KeyGroup> groups = {};
   std::atomic<std::int64_t> next_ticket{0};
   std::atomic<int> running{0};  // replicas
-  DownpourClock::time_point begin = {};
+  double begin = 0;             // on the nodes' clocks
   std::mutex mutex;
-  std::vector<std::vector<JournalEntry>> journals;  // by replica
-  std::vector<std::vector<TakenPart>> parts;        // likewise
+  std::vector<std::vector<JournalEntry>> journals;       // by replica
+  std::vector<std::vector<DownpourReport::Part>> parts;  // likewise
   std::vector<double> first_weights, last_weights;
   DownpourReport report;
 
@@ -55,9 +67,10 @@ struct DownpourJob {
 /// A replica in a world of its own, in threads of this process.
 class LocalReplica {
  public:
-  LocalReplica(DownpourJob& job, comm::Mailbox& mailbox, comm::Group& alone, int number)
+  LocalReplica(DownpourJob& job, comm::Mailbox& mailbox, const NodeClock& clock, comm::Group& alone, int number)
       : job_(job),
         mailbox_(mailbox),
+        clock_(clock),
         number_(number),
         state_(job.recipe, job.shape, alone, job.samples, make_engine),
         replica_(state_, job.options.replicas),
@@ -79,7 +92,7 @@ class LocalReplica {
       {
         const std::lock_guard lock(job_.mutex);
         job_.first_weights = first;
-        job_.begin = DownpourClock::now();
+        job_.begin = clock_.now();
       }
       const std::int64_t alone = std::min(job_.options.warm_start, job_.steps) * job_.options.replicas;
       while (job_.next_ticket < alone) take(job_.next_ticket++);
@@ -116,9 +129,12 @@ class LocalReplica {
   }
 
   void note(const Replica::Gradient& gradient, double seconds) {
-    if (const auto slow = job_.options.slowed.find(number_); slow != job_.options.slowed.end())
-      std::this_thread::sleep_for(std::chrono::duration<double>((slow->second - 1) * seconds));
-    parts_.push_back({step_, gradient.loss(), seconds_since(job_.begin)});
+    const DownpourOptions& options = job_.options;
+    if (options.timed)
+      clock_.take_time(gradient.counts.samples * options.timed->row_s[static_cast<std::size_t>(number_)]);
+    if (const auto slow = options.slowed.find(number_); slow != options.slowed.end())
+      clock_.take_time((slow->second - 1) * seconds);
+    parts_.push_back({step_, gradient.loss(), gradient.counts.samples, clock_.now() - job_.begin});
   }
 
   /// The last replica to finish: all pushes are applied.
@@ -131,19 +147,20 @@ class LocalReplica {
     const Evaluation evaluation =
         state_.engine.evaluate(judged, {.count = std::min<std::int64_t>(job_.recipe.eval.samples, 64)});
     const std::lock_guard lock(job_.mutex);
-    job_.report.seconds = seconds_since(job_.begin);
+    job_.report.seconds = clock_.now() - job_.begin;
     job_.report.final_loss = evaluation.loss();
     job_.last_weights = last;
   }
 
   DownpourJob& job_;
   comm::Mailbox& mailbox_;
+  const NodeClock& clock_;
   const int number_;
   TrainState state_;
   Replica replica_;
   const std::vector<spec::Position> positions_;
   DownpourWorker worker_;
-  std::vector<TakenPart> parts_;
+  std::vector<DownpourReport::Part> parts_;
   std::int64_t step_ = 0;
 };
 
@@ -151,9 +168,10 @@ class LocalReplica {
 void summarise(DownpourJob& job) {
   std::map<std::int64_t, DownpourReport::Point> points;
   std::map<std::int64_t, int> counts;
-  for (const std::vector<TakenPart>& parts : job.parts) {
+  for (const std::vector<DownpourReport::Part>& parts : job.parts) {
     job.report.parts_of.push_back(static_cast<std::int64_t>(parts.size()));
-    for (const TakenPart& part : parts) {
+    job.report.parts.insert(job.report.parts.end(), parts.begin(), parts.end());
+    for (const DownpourReport::Part& part : parts) {
       DownpourReport::Point& point = points[part.step];
       point.step = part.step + 1;
       point.loss += part.loss;
@@ -161,6 +179,7 @@ void summarise(DownpourJob& job) {
       ++counts[part.step];
     }
   }
+  std::ranges::stable_sort(job.report.parts, {}, &DownpourReport::Part::seconds);
   for (auto& [step, point] : points) {
     point.loss /= counts[step];
     job.report.points.push_back(point);
@@ -174,7 +193,7 @@ void summarise(DownpourJob& job) {
   job.report.staleness = entries > 0 ? stale / static_cast<double>(entries) : 0;
 }
 
-void run_downpour_node(DownpourJob& job, comm::Mailbox& mailbox) {
+void run_downpour_node(DownpourJob& job, comm::Mailbox& mailbox, const NodeClock& clock) {
   const int me = mailbox.address();
   at::set_num_threads(1);
   if (me == 0) {
@@ -186,14 +205,14 @@ void run_downpour_node(DownpourJob& job, comm::Mailbox& mailbox) {
   }
   if (me < job.first_worker()) {
     ps::Server server({.address = me, .keys = job.keys, .type = job.type, .aggregate = job.options.synchronous},
-                      make_server_rule(job.recipe.optim));
+                      make_server_rule(job.recipe.optim, job.groups));
     ps::serve(mailbox, server, 0);
     return;
   }
   // A world of its own for each: gradients are this replica's, and no collective waits for another.
   comm::run_ranks(1, [&](comm::Rank& rank) {
     at::set_num_threads(1);
-    LocalReplica(job, mailbox, rank.world(), me - job.first_worker()).run();
+    LocalReplica(job, mailbox, clock, rank.world(), me - job.first_worker()).run();
   });
 }
 
@@ -201,20 +220,17 @@ void run_downpour_node(DownpourJob& job, comm::Mailbox& mailbox) {
 
 void check_downpour(const spec::Recipe& recipe, const DownpourOptions& options) {
   const spec::OptimConfig& optim = recipe.optim;
-  const bool sgd = optim.kind == spec::OptimizerKind::kSgd && optim.momentum == 0;
-  if (!sgd && optim.kind != spec::OptimizerKind::kAdagrad)
-    throw ConfigError("optim.kind: servers apply Adagrad, or SGD without momentum",
-                      "--set optim.kind=adagrad, or --set optim.kind=sgd --set optim.momentum=0");
-  if (optim.weight_decay != 0 || optim.grad_clip_norm != 0 || !optim.groups.empty())
-    throw ConfigError("optim: weight decay, clipping and groups are not what servers do with a push",
-                      "--set optim.weight_decay=0 --set optim.grad_clip_norm=0");
+  if (!spec::servers_update_by(optim.kind))
+    throw ConfigError("optim.kind: servers update keys one by one, as SGD, Adagrad, Adam, AdamW and Lion do",
+                      "--set optim.kind=adagrad");
+  if (optim.ema_decay) throw ConfigError("optim.ema_decay: pushes are no steps, after which weights are averaged");
   if (recipe.layout != spec::LayoutConfig{})
     throw ConfigError("layout: a replica of Downpour holds the whole model", "leave [layout] out");
   if (recipe.run.device != spec::DeviceKind::kCpu)
     throw ConfigError("run.device: replicas of Downpour compute on the CPU", "--set run.device=cpu");
-  if (recipe.precision.compute != spec::Precision::kFp32 && recipe.precision.compute != spec::Precision::kFp64)
-    throw ConfigError("precision.compute: replicas of Downpour compute in fp32 or fp64",
-                      "--set precision.compute=fp32");
+  if (recipe.precision.compute == spec::Precision::kFp16)
+    throw ConfigError("precision.compute: a push is no step that is left out where fp16 overflows",
+                      "--set precision.compute=bf16");
   if (options.replicas < 1 || options.servers < 1 || options.n_fetch < 1 || options.n_push < 1)
     throw ConfigError("replicas, servers, n_fetch and n_push are at least 1");
   if (options.copies > options.servers)
@@ -224,6 +240,12 @@ void check_downpour(const spec::Recipe& recipe, const DownpourOptions& options) 
                               options.warm_start != 0 || options.verify || !options.filters.keeps_all()))
     throw ConfigError("synchronous steps fetch and push once each, all of it, and none is on its way",
                       "leave the other options out");
+  if (options.timed && (options.seed || !options.slowed.empty() ||
+                        options.timed->row_s.size() != static_cast<std::size_t>(options.replicas)))
+    throw ConfigError(
+        fmt::format("virtual time goes by rows: it takes the time of one for each of {} replicas, and "
+                    "neither a seed of other orders nor factors on the machine's time",
+                    options.replicas));
   warn_of_staleness(optim, options.tau);
 }
 
@@ -249,13 +271,20 @@ DownpourReport run_downpour(const spec::Recipe& from, const DownpourOptions& opt
       body(replica);
     });
   };
-  with_replica([&](Replica& replica) { job.keys = replica.keys(); });
+  with_replica([&](Replica& replica) {
+    job.keys = replica.keys();
+    job.groups = replica.groups();
+  });
   job.running = options.replicas;
   job.journals.resize(static_cast<std::size_t>(options.replicas));
   job.parts.resize(static_cast<std::size_t>(options.replicas));
   const int nodes = job.first_worker() + options.replicas;
-  const auto body = [&](comm::Mailbox& mailbox) { run_downpour_node(job, mailbox); };
-  if (options.seed) {
+  const NodeClock real = machine_clock();
+  const auto body = [&](comm::Mailbox& mailbox) { run_downpour_node(job, mailbox, real); };
+  if (options.timed) {
+    comm::run_timed_mailboxes(nodes, options.timed->links,
+                              [&](comm::TimedMailbox& mailbox) { run_downpour_node(job, mailbox, clock_of(mailbox)); });
+  } else if (options.seed) {
     comm::run_mailboxes(nodes, {.seed = *options.seed}, body);
   } else {
     comm::run_thread_mailboxes(nodes, options.links, body);

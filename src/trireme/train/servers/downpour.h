@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "trireme/comm/mailbox_threads.h"
+#include "trireme/comm/mailbox_timed.h"
 #include "trireme/ps/filters.h"
 #include "trireme/spec/recipe.h"
 
@@ -34,7 +35,13 @@ struct DownpourOptions {
   std::map<int, double> slowed;  ///< replica -> how many times its computation takes
   bool verify = false;           ///< replay the journal on one thread and compare
   comm::ThreadMail links = {};   ///< without a seed
-  ps::Filters filters = {};      ///< of pushes
+  /// In virtual time: what a run takes follows from this alone, and is the same on every machine.
+  struct Timed {
+    comm::TimedMail links = {};
+    std::vector<double> row_s = {};  ///< by replica: the time that a row of its parts takes
+  };
+  std::optional<Timed> timed = {};
+  ps::Filters filters = {};  ///< of pushes
 };
 
 struct DownpourReport {
@@ -42,7 +49,13 @@ struct DownpourReport {
     std::int64_t step = 0;
     double loss = 0, seconds = 0;  ///< mean of the step's parts; when the last of them was pushed
   };
+  /// A part as it was computed, with the weights that its replica had then.
+  struct Part {
+    std::int64_t step = 0;
+    double loss = 0, rows = 0, seconds = 0;  ///< since the beginning
+  };
   std::vector<Point> points;                ///< by step
+  std::vector<Part> parts;                  ///< of all replicas, in the order in which they ended
   std::vector<std::int64_t> parts_of;       ///< by replica
   double seconds = 0;                       ///< of training
   double staleness = 0;                     ///< mean: pushes of all that came between a fetch and its push

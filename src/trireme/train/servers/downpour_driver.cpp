@@ -22,7 +22,9 @@ using DriverClock = std::chrono::steady_clock;
 
 class DownpourDriver final : public StepDriver {
  public:
-  DownpourDriver(TrainState& state, SingleStepEngine&) : state_(state), reducer_(state.world) {}
+  DownpourDriver(TrainState& state, SingleStepEngine&) : state_(state), reducer_(state.world) {
+    if (counts_pushes(state.recipe.optim) && !push_filters(state.recipe).keeps_all()) count_pushes_by_key(state);
+  }
 
   StepReport next() override {
     if (told_later_.empty()) run_until_rest();
@@ -88,7 +90,7 @@ void DownpourDriver::connect() {
                          .copies = downpour.copies,
                          .keys = replica_->keys(),
                          .type = type,
-                         .rule = [&recipe] { return make_server_rule(recipe.optim); },
+                         .rule = [&recipe, this] { return make_server_rule(recipe.optim, replica_->groups()); },
                          .interface = recipe.comm.interface,
                          .deadline = std::chrono::duration_cast<std::chrono::milliseconds>(recipe.comm.deadline)});
   worker_ = std::make_unique<DownpourWorker>(
@@ -119,7 +121,7 @@ void DownpourDriver::note(const Replica::Gradient& gradient, double seconds) {
   for (const nn::LossTerm& term : gradient.losses) nn::add_term(share.losses, term);
   share.targets += gradient.counts.targets;
   share.samples += gradient.counts.samples;
-  share.norms += gradient.norm();
+  share.norms += gradient.norm;
   share.flops += gradient.flops;
   ++share.parts;
   computed_s_ += seconds;
@@ -144,7 +146,10 @@ void DownpourDriver::take_parts(const std::vector<spec::Position>& positions) {
 
 void DownpourDriver::come_to_rest() {
   replica_->set_weights(worker_->fetch());
-  if (state_.recipe.optim.kind == spec::OptimizerKind::kAdagrad) replica_->set_sums(worker_->fetch(/*plane=*/1));
+  const int kept = make_server_rule(state_.recipe.optim, {})->state_planes();
+  std::vector<std::vector<double>> planes;
+  for (int plane = 1; plane <= kept; ++plane) planes.push_back(worker_->fetch(plane));
+  if (kept > 0) replica_->set_planes(planes);
   if (state_.world.size() > 1) state_.world.barrier().wait();  // before somebody pushes again
 }
 
@@ -152,7 +157,7 @@ void DownpourDriver::run_until_rest() {
   if (!worker_) connect();
   const std::vector<spec::Position> positions = positions_until_rest();
   before_ = replica_->weights();
-  if (!assigned_ && state_.world.rank() == 0) worker_->assign(before_, replica_->sums());
+  if (!assigned_ && state_.world.rank() == 0) worker_->assign(before_, replica_->planes());
   if (!assigned_ && state_.world.size() > 1) state_.world.barrier().wait();
   if (state_.keep_journal && journal_.first_weights.empty()) journal_.first_weights = before_;
   assigned_ = true;

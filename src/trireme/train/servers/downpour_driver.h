@@ -1,8 +1,8 @@
 // train/servers/downpour_driver.h -- train.mode = "downpour": ranks of a run as replicas around parameter servers.
 //
 // From one rest to the next, ranks take parts of steps as they are free, by a counter in the control plane; no rank
-// waits for another. At a rest all pushes are applied and everybody fetches the same weights (and Adagrad's sums),
-// which is where they are saved, hashed, evaluated and gone on from. Rests fall where the recipe looks: evaluations,
+// waits for another. At a rest all pushes are applied and everybody fetches the same weights (and moments), which is
+// where they are saved, hashed, evaluated and gone on from. Rests fall where the recipe looks: evaluations,
 // checkpoints and hashes.
 // Depends on: downpour_twin.h, train/engine.
 #pragma once

@@ -21,7 +21,9 @@ class DownpourTwin {
     for (auto& [server, shard] : shards_) {
       // Version 1 is the first weights, which replica 0 assigned.
       shard.versions = {{}, gather(options.first_weights, shard.segments)};
-      shard.sums.resize(shard.versions[1].size());
+      shard.first.resize(shard.versions[1].size());
+      shard.second.resize(shard.versions[1].size());
+      shard.pushes.resize(shard.versions[1].size());
     }
   }
 
@@ -55,7 +57,8 @@ class DownpourTwin {
   struct Shard {
     std::vector<ps::Segment> segments;
     std::vector<std::vector<double>> versions;
-    std::vector<double> sums;  // Adagrad's
+    std::vector<double> first, second;  // moments of the optimizer; Adagrad's sums are the second
+    std::vector<int> pushes;
   };
   /// A replica does not wait for its pushes, and servers may have them in different orders beside those of others: one
   /// that a server has not reached must not keep the replica from its next part.
@@ -63,6 +66,7 @@ class DownpourTwin {
     double learning_rate = 0;
     std::map<int, std::uint64_t> servers;  // that do not have it yet, and the version that it becomes there
     std::vector<double> gradient;
+    std::vector<double> there;  // 1 for keys that travel, 0 for those that filters hold back
   };
   struct Runner {
     std::size_t next = 0;
@@ -101,30 +105,34 @@ class DownpourTwin {
     for (const nn::LossTerm& term : gradient.losses) nn::add_term(step.losses, term);
     step.counts.targets += gradient.counts.targets;
     step.counts.samples += gradient.counts.samples;
-    step.norms += gradient.norm();
+    step.norms += gradient.norm;
     ++step.parts;
     for (std::size_t i = 0; i < runner.weights.size(); ++i) {
       runner.accrued[i] += gradient.values[i];
       runner.weights[i] -= entry.learning_rate * gradient.values[i];
     }
-    if (entry.pushes)
-      runner.open.push_back({entry.learning_rate, entry.pushed, take_accrued(runner, /*everything=*/false)});
-    if (entry.flushes)
-      runner.open.push_back({entry.learning_rate, entry.flushed, take_accrued(runner, /*everything=*/true)});
+    if (entry.pushes) runner.open.push_back(take_accrued(runner, entry.learning_rate, entry.pushed, false));
+    if (entry.flushes) runner.open.push_back(take_accrued(runner, entry.learning_rate, entry.flushed, true));
   }
-  /// What travels of what has accrued; keys that wait are 0, which changes nothing at a server.
-  std::vector<double> take_accrued(Runner& runner, bool everything) {
+  /// What travels of what has accrued.
+  OpenTwinPush take_accrued(Runner& runner, double learning_rate, const std::map<int, std::uint64_t>& versions,
+                            bool everything) {
     ++runner.pushes;
-    std::vector<double> pushed(replica_.keys());
-    std::swap(pushed, runner.accrued);
-    if (!runner.filter) return pushed;
+    OpenTwinPush push{learning_rate, versions, std::vector<double>(replica_.keys()),
+                      std::vector<double>(replica_.keys(), 1.0)};
+    std::swap(push.gradient, runner.accrued);
+    if (!runner.filter) return push;
     const ps::Segment all{0, replica_.keys()};
-    const auto values = ps::to_bytes(std::span<const double>(pushed));
+    const auto values = ps::to_bytes(std::span<const double>(push.gradient));
     const ps::ResidualFilter::Sent sent = everything ? runner.filter->flush(std::span(&all, 1), values)
                                                      : runner.filter->apply(runner.pushes, std::span(&all, 1), values);
-    std::ranges::fill(pushed, 0.0);
-    scatter(ps::from_bytes<double>(sent.values), sent.segments, pushed);
-    return pushed;
+    std::ranges::fill(push.gradient, 0.0);
+    std::ranges::fill(push.there, 0.0);
+    scatter(ps::from_bytes<double>(sent.values), sent.segments, push.gradient);
+    for (const ps::Segment& segment : sent.segments)
+      std::fill(push.there.begin() + static_cast<std::ptrdiff_t>(segment.begin),
+                push.there.begin() + static_cast<std::ptrdiff_t>(segment.end), 1.0);
+    return push;
   }
   /// As a message to one server carries it.
   std::vector<double> as_carried(std::vector<double> values) const {
@@ -140,19 +148,69 @@ class DownpourTwin {
              Shard& shard = shards_.at(server);
              if (shard.versions.size() != version) return false;
              std::vector<double> weights = shard.versions.back();
-             const std::vector<double> gradient = as_carried(gather(open.gradient, shard.segments));
-             const spec::OptimConfig& optim = replica_.state().recipe.optim;
+             const std::vector<double> gradient = as_carried(gather(open.gradient, shard.segments)),
+                                       there = gather(open.there, shard.segments);
+             const std::vector<KeyGroup> groups = groups_of(shard);
              for (std::size_t i = 0; i < weights.size(); ++i) {
-               if (optim.kind == spec::OptimizerKind::kAdagrad) {
-                 shard.sums[i] += gradient[i] * gradient[i];
-                 weights[i] -= open.learning_rate * gradient[i] / (std::sqrt(shard.sums[i]) + spec::epsilon_of(optim));
-               } else {
-                 weights[i] -= open.learning_rate * gradient[i];
-               }
+               if (there[i] != 0) update(shard, i, groups[i], gradient[i], open.learning_rate, weights[i]);
              }
              shard.versions.push_back(std::move(weights));
              return true;
            }) > 0;
+  }
+
+  /// Of each of its keys.
+  std::vector<KeyGroup> groups_of(const Shard& shard) const {
+    std::vector<KeyGroup> groups;
+    auto group = replica_.groups().begin();
+    for (const ps::Segment& segment : shard.segments) {  // in their order
+      for (std::uint64_t key = segment.begin; key < segment.end; ++key) {
+        if (key < group->keys.begin) group = replica_.groups().begin();
+        while (key >= group->keys.end) ++group;
+        groups.push_back(*group);
+      }
+    }
+    return groups;
+  }
+  /// The optimizer's formula on one number.
+  void update(Shard& shard, std::size_t i, const KeyGroup& group, double gradient, double rate, double& weight) const {
+    const spec::OptimConfig& optim = replica_.state().recipe.optim;
+    const double step = rate * group.rate, decay = group.weight_decay, epsilon = spec::epsilon_of(optim);
+    double &first = shard.first[i], &second = shard.second[i];
+    const int pushes = ++shard.pushes[i];
+    switch (optim.kind) {
+      case spec::OptimizerKind::kSgd: {
+        gradient += decay * weight;
+        first = optim.momentum * first + gradient;
+        weight -= step * (optim.momentum == 0 ? gradient : optim.nesterov ? gradient + optim.momentum * first : first);
+        return;
+      }
+      case spec::OptimizerKind::kAdagrad:
+        gradient += decay * weight;
+        second += gradient * gradient;
+        weight -= step * gradient / (std::sqrt(second) + epsilon);
+        return;
+      case spec::OptimizerKind::kAdam:
+      case spec::OptimizerKind::kAdamw: {
+        const bool decoupled = optim.kind == spec::OptimizerKind::kAdamw;
+        if (!decoupled) gradient += decay * weight;
+        first = optim.beta1 * first + (1 - optim.beta1) * gradient;
+        second = optim.beta2 * second + (1 - optim.beta2) * gradient * gradient;
+        const double m = first / (1 - std::pow(optim.beta1, pushes)), v = second / (1 - std::pow(optim.beta2, pushes));
+        if (decoupled) weight -= step * decay * weight;
+        weight -= step * m / (std::sqrt(v) + epsilon);
+        return;
+      }
+      case spec::OptimizerKind::kLion: {
+        const double direction = optim.beta1 * first + (1 - optim.beta1) * gradient;
+        first = optim.beta2 * first + (1 - optim.beta2) * gradient;
+        weight -= step * decay * weight;
+        weight -= step * (direction > 0 ? 1.0 : direction < 0 ? -1.0 : 0.0);
+        return;
+      }
+      default:
+        TRIREME_CHECK(false, "servers do not update as optimizer {} does", static_cast<int>(optim.kind));
+    }
   }
 
   Replica& replica_;

@@ -57,10 +57,13 @@ DownpourWorker::DownpourWorker(comm::Mailbox& mailbox, Replica& replica, const D
   if (!pace.filters.keeps_all()) filter_.emplace(pace.filters, mailbox.address(), pace.type, replica.keys());
 }
 
-void DownpourWorker::assign(const std::vector<double>& weights, const std::vector<double>& sums) {
+void DownpourWorker::assign(const std::vector<double>& weights, const std::vector<std::vector<double>>& planes) {
   client_.wait(client_.push({all_, pack_values(weights, pace_.type), 0, ps::Message::Op::kAssign}));
-  if (std::ranges::all_of(sums, [](double sum) { return sum == 0; })) return;  // as servers begin
-  client_.wait(client_.push({all_, pack_values(sums, pace_.type), 0, ps::Message::Op::kAssign, /*plane=*/1}));
+  for (std::size_t i = 0; i < planes.size(); ++i) {
+    if (std::ranges::all_of(planes[i], [](double value) { return value == 0; })) continue;  // as servers begin
+    client_.wait(
+        client_.push({all_, pack_values(planes[i], pace_.type), 0, ps::Message::Op::kAssign, static_cast<int>(i) + 1}));
+  }
 }
 
 std::vector<double> DownpourWorker::fetch(int plane) {

@@ -50,13 +50,13 @@ class DownpourWorker {
   using Computed = std::function<void(const Replica::Gradient& gradient, double seconds)>;
   DownpourWorker(comm::Mailbox& mailbox, Replica& replica, const DownpourPace& pace, Computed computed = nullptr);
 
-  /// The servers' first numbers; `sums` may be empty.
-  void assign(const std::vector<double>& weights, const std::vector<double>& sums);
+  /// The servers' first numbers; of `planes` those that are left out begin as zeros.
+  void assign(const std::vector<double>& weights, const std::vector<std::vector<double>>& planes);
   /// A part of the step after `at`.
   void take(const spec::Position& at, int part);
   /// Pushes what has accrued, and waits until all servers have everything. The next part fetches.
   void settle();
-  /// The servers' numbers now: weights, or Adagrad's sums.
+  /// The servers' numbers now: weights, or what their rule keeps beside them.
   std::vector<double> fetch(int plane = 0);
   /// Tells the manager that this worker is done.
   void leave() { client_.leave(); }

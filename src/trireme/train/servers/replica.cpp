@@ -1,10 +1,15 @@
 #include "trireme/train/servers/replica.h"
 
 #include <ATen/ops/from_blob.h>
+#include <ATen/ops/zeros_like.h>
+#include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
+#include <functional>
 
 #include "trireme/base/error.h"
+#include "trireme/optim/gradients.h"
 #include "trireme/train/engine/feed.h"
 #include "trireme/train/engine/step_driver.h"
 
@@ -20,8 +25,7 @@ void read_tensor(const at::Tensor& tensor, double* into) {
 
 void read_numbers(const at::Tensor& tensor, double* into) {
   if (tensor.scalar_type() == at::kDouble) return read_tensor<double>(tensor, into);
-  TRIREME_CHECK(tensor.scalar_type() == at::kFloat, "master weights and gradients of replicas have 32 or 64 bits");
-  read_tensor<float>(tensor, into);
+  read_tensor<float>(tensor.to(at::kFloat), into);  // gradients may have 16 bits
 }
 
 void write_numbers(const double* from, at::Tensor tensor) {
@@ -29,14 +33,17 @@ void write_numbers(const double* from, at::Tensor tensor) {
   tensor.copy_(given.view(tensor.sizes()));
 }
 
-std::string sum_name(const nn::Param& param) { return "optim/sum/" + param.name; }
+std::string moment_name(const std::string& moment, const nn::Param& param) {
+  return fmt::format("optim/{}/{}", moment, param.name);
+}
+std::string count_name(const nn::Param& param) { return "downpour/pushes/" + param.name; }
 
 }  // namespace
 
-double Replica::Gradient::norm() const {
-  double squares = 0;
-  for (const double value : values) squares += value * value;
-  return std::sqrt(squares);
+void count_pushes_by_key(TrainState& state) {
+  for (const nn::Param& param : state.engine.params()) {
+    if (param.trainable) state.registry.add(count_name(param), at::zeros_like(param.master), param.placement);
+  }
 }
 
 std::vector<spec::Position> step_positions(const Replica& replica, std::int64_t steps) {
@@ -46,8 +53,13 @@ std::vector<spec::Position> step_positions(const Replica& replica, std::int64_t 
 }
 
 Replica::Replica(TrainState& state, int parts) : state_(state), parts_(parts) {
+  const spec::OptimConfig& optim = state_.recipe.optim;
   for (const nn::Param& param : state_.engine.params()) {
-    if (param.trainable) keys_ += static_cast<std::uint64_t>(param.elements());
+    if (!param.trainable) continue;
+    const auto keys = static_cast<std::uint64_t>(param.elements());
+    const spec::ParamRule rule = spec::rule_for(optim, param.name, param.decay);
+    groups_.push_back({{keys_, keys_ + keys}, rule.rate * param.rate, rule.weight_decay});
+    keys_ += keys;
   }
 }
 
@@ -82,25 +94,49 @@ void Replica::set_weights(const std::vector<double>& weights) {
   state_.engine.updated();
 }
 
-std::vector<double> Replica::sums() {
-  if (state_.recipe.optim.kind != spec::OptimizerKind::kAdagrad) return {};
-  std::vector<double> sums(keys_);
-  double* at = sums.data();
-  for (const nn::Param& param : state_.engine.params()) {
-    if (!param.trainable) continue;
-    read_numbers(state_.registry.at(sum_name(param)).tensor, at);
-    at += param.elements();
+std::vector<std::vector<double>> Replica::planes() {
+  std::vector<std::vector<double>> planes;
+  const auto add = [&](const std::function<void(const nn::Param&, double*)>& read) {
+    std::vector<double>& plane = planes.emplace_back(keys_);
+    double* at = plane.data();
+    for (const nn::Param& param : state_.engine.params()) {
+      if (!param.trainable) continue;
+      read(param, at);
+      at += param.elements();
+    }
+  };
+  for (const std::string& moment : server_moments(state_.recipe.optim)) {
+    add([&](const nn::Param& param, double* into) {
+      read_numbers(state_.registry.at(moment_name(moment, param)).tensor, into);
+    });
   }
-  return sums;
+  if (!counts_pushes(state_.recipe.optim)) return planes;
+  add([&](const nn::Param& param, double* into) {
+    if (const nn::StateTensor* counts = state_.registry.find(count_name(param))) {
+      read_numbers(counts->tensor, into);
+    } else {
+      std::fill_n(into, param.elements(), static_cast<double>(state_.optimizer->steps()));
+    }
+  });
+  return planes;
 }
 
-void Replica::set_sums(const std::vector<double>& sums) {
-  const double* from = sums.data();
-  for (const nn::Param& param : state_.engine.params()) {
-    if (!param.trainable) continue;
-    write_numbers(from, state_.registry.at(sum_name(param)).tensor);
-    from += param.elements();
+void Replica::set_planes(const std::vector<std::vector<double>>& planes) {
+  const std::vector<std::string> moments = server_moments(state_.recipe.optim);
+  for (std::size_t i = 0; i < planes.size(); ++i) {
+    TRIREME_CHECK(planes[i].size() == keys_, "{} numbers for a model of {}", planes[i].size(), keys_);
+    const double* from = planes[i].data();
+    for (const nn::Param& param : state_.engine.params()) {
+      if (!param.trainable) continue;
+      const nn::StateTensor* entry =
+          state_.registry.find(i < moments.size() ? moment_name(moments[i], param) : count_name(param));
+      if (entry != nullptr) write_numbers(from, entry->tensor);
+      from += param.elements();
+    }
   }
+  if (!counts_pushes(state_.recipe.optim)) return;
+  const auto pushes = static_cast<std::int64_t>(*std::ranges::max_element(planes.back()));
+  state_.optimizer->undo_steps(state_.optimizer->steps() - pushes);
 }
 
 Replica::Gradient Replica::compute(const spec::Position& at, int part) {
@@ -115,19 +151,40 @@ Replica::Gradient Replica::compute(const spec::Position& at, int part) {
   if (gradient.counts.targets <= 0)
     throw ConfigError(fmt::format("no token of part {} of step {} has a loss", part, step.after.step),
                       "look at the loss mask of the data, or take fewer ranks");
+  compute_batches(batches, at.step, gradient);
+  const double factor = optim::clip_factor(gradient.norm, state_.recipe.optim.grad_clip_norm);
+  if (factor == 1) return gradient;
+  const bool wide = state_.recipe.precision.compute == spec::Precision::kFp64;
+  for (double& value : gradient.values)  // as the optimizer's kernels multiply
+    value = wide ? value * factor : static_cast<double>(static_cast<float>(value) * static_cast<float>(factor));
+  return gradient;
+}
+
+Replica::Gradient Replica::compute_rows(const std::vector<std::int64_t>& rows, std::int64_t step,
+                                        const nn::LossCounts& counts) {
+  std::vector<data::Batch> batches{state_.samples.read(rows)};
+  Gradient gradient{.values = std::vector<double>(keys_), .counts = counts};
+  compute_batches(batches, step, gradient);
+  return gradient;
+}
+
+/// At counts that are known.
+void Replica::compute_batches(std::vector<data::Batch>& batches, std::int64_t step, Gradient& gradient) {
   const StepScales scales = scales_of(gradient.counts);
   auto& engine = *std::get<std::unique_ptr<SingleStepEngine>>(state_.any_engine);
   nn::zero_grad(engine.params());
-  StepSums sums = engine.compute_alone(batches, [&] { return state_.context_for(scales, at.step); });
+  StepSums sums = engine.compute_alone(batches, [&] { return state_.context_for(scales, step); });
   gradient.losses = std::move(sums.losses);
   gradient.flops = sums.flops;
+  double squares = 0;
+  for (const double square : optim::gradient_squares(engine.params())) squares += square;
+  gradient.norm = std::sqrt(squares);
   double* into = gradient.values.data();
   for (const nn::Param& param : engine.params()) {
     if (!param.trainable) continue;
     read_numbers(param.gradient, into);
     into += param.elements();
   }
-  return gradient;
 }
 
 }  // namespace trireme::train

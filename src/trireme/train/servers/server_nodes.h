@@ -1,25 +1,19 @@
 // train/servers/server_nodes.h -- parameter servers beside the ranks of a run: their threads, and mailboxes to them.
 //
-// The first ranks run a server each on a thread of their own, rank 0 the manager too. Ranks that are threads share a
-// mail room, processes (MPI, torchrun, Slurm) have mailboxes over MPI or UCX. Whoever waits for mail looks now and then
-// whether a rank has failed, so that none waits for one that is gone.
-// Depends on: comm, ps, spec.
+// Ranks run a server each on a thread of its own, the first ones, or several where there are more servers than ranks;
+// rank 0 the manager too.
+// Depends on: ps, rank_mailboxes.h.
 #pragma once
 
-#include <atomic>
 #include <chrono>
-#include <exception>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
-#include <thread>
 #include <vector>
 
-#include "trireme/comm/group.h"
-#include "trireme/comm/mailbox_threads.h"
 #include "trireme/ps/update_rule.h"
+#include "trireme/train/servers/rank_mailboxes.h"
 
 namespace trireme::train {
 
@@ -37,34 +31,20 @@ class ServerNodes {
   /// On all ranks together. `world` is borrowed.
   ServerNodes(comm::Group& world, const ServerNodesOptions& options);
   /// When no rank needs a server any more.
-  ~ServerNodes();
+  ~ServerNodes() { mailboxes_.stop(); }
   ServerNodes(const ServerNodes&) = delete;
   ServerNodes& operator=(const ServerNodes&) = delete;
 
   /// Of this rank's worker.
   comm::Mailbox& mailbox() { return *mailbox_; }
-  /// Mail of the server on this rank that it has not taken yet; nothing where there is none.
-  std::optional<QueueReading> server_mail() const {
-    return server_mailbox_ ? std::optional(server_mailbox_->queue()) : std::nullopt;
-  }
+  /// Mail of the servers on this rank that they have not taken yet; nothing where there are none.
+  std::optional<QueueReading> server_mail() const;
 
  private:
-  class WatchedMailbox;
-  std::unique_ptr<comm::Mailbox> open(int address);
-  void share_room(int count);
-  std::shared_ptr<comm::Mailbox> start(int address, const std::function<void(comm::Mailbox&)>& body);
-  /// Throws where waiting is in vain.
-  void check();
-
-  comm::Group& world_;
   const ServerNodesOptions options_;
-  std::shared_ptr<comm::ThreadMailRoom> room_;  // by all ranks that are threads; null: processes
+  RankMailboxes mailboxes_;
   std::unique_ptr<comm::Mailbox> mailbox_;
-  std::shared_ptr<comm::Mailbox> server_mailbox_;  // with the thread that serves
-  std::atomic<bool> stop_{false};
-  std::mutex mutex_;
-  std::exception_ptr failure_;  // of a thread of this rank
-  std::vector<std::thread> threads_;
+  std::vector<std::shared_ptr<comm::Mailbox>> server_mailboxes_;  // with the threads that serve
 };
 
 }  // namespace trireme::train

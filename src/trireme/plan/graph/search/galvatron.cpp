@@ -2,8 +2,12 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <limits>
+#include <span>
+#include <utility>
 
 #include "trireme/base/error.h"
 
@@ -53,54 +57,180 @@ std::vector<LayerStrategy> layer_strategies(const GalvatronSpace& space) {
   return leaves;
 }
 
-std::optional<GalvatronPlan> galvatron_layers(const GalvatronProblem& problem) {
-  const auto strategies = static_cast<int>(problem.strategies.size());
-  const auto budget = static_cast<int>(std::floor(problem.memory_bytes / problem.unit_bytes + 1e-9));
-  if (budget < 0 || strategies == 0) return std::nullopt;
-  const auto width = static_cast<std::size_t>(budget) + 1;
-  const auto row = [&](int strategy) { return static_cast<std::size_t>(strategy) * width; };
-  // best[s, m]: the layers so far in at most m units, the last one with strategy s.
-  std::vector<double> best(static_cast<std::size_t>(strategies) * width, 0), next(best.size());
-  std::vector<std::vector<std::int16_t>> from(static_cast<std::size_t>(problem.layers),
-                                              std::vector<std::int16_t>(best.size(), -1));
-  std::vector<std::vector<int>> units(static_cast<std::size_t>(problem.layers));
-  std::vector<double> change(static_cast<std::size_t>(strategies));
-  for (int layer = 0; layer < problem.layers; ++layer) {
-    auto& chosen = from[static_cast<std::size_t>(layer)];
-    for (int s = 0; s < strategies; ++s) {
-      const LayerCost cost = problem.cost(layer, s);
-      const int need = units_of(problem, cost.bytes);
-      units[static_cast<std::size_t>(layer)].push_back(need);
-      double* out = next.data() + row(s);
-      std::int16_t* mark = chosen.data() + row(s);
-      std::fill(out, out + width, kTooMuch);
-      for (int last = 0; last < (layer == 0 ? 1 : strategies); ++last) {
-        const double seconds = cost.seconds + (layer == 0 ? 0 : problem.transformation(layer, last, s));
-        const double* in = best.data() + row(last);
-        for (int m = need; m <= budget; ++m) {
-          const double sum = in[m - need] + seconds;
-          if (sum < out[m]) out[m] = sum, mark[m] = static_cast<std::int16_t>(last);
-        }
+namespace {
+
+/// A problem's functions as tables.
+struct LayerTables {
+  std::size_t layers = 0, strategies = 0;
+  std::vector<double> seconds, bytes;  // [layer, strategy]
+  std::vector<int> units;
+  std::vector<double> change;  // [layer, from, to]
+
+  explicit LayerTables(const GalvatronProblem& problem)
+      : layers(static_cast<std::size_t>(problem.layers)), strategies(problem.strategies.size()) {
+    for (int layer = 0; layer < problem.layers; ++layer) {
+      for (std::size_t s = 0; s < strategies; ++s) {
+        const LayerCost cost = problem.cost(layer, static_cast<int>(s));
+        seconds.push_back(cost.seconds);
+        bytes.push_back(cost.bytes);
+        units.push_back(units_of(problem, cost.bytes));
+      }
+      for (std::size_t pair = 0; pair < strategies * strategies; ++pair)
+        change.push_back(layer == 0 ? 0
+                                    : problem.transformation(layer, static_cast<int>(pair / strategies),
+                                                             static_cast<int>(pair % strategies)));
+    }
+  }
+  std::size_t at(std::size_t layer, std::size_t s) const { return layer * strategies + s; }
+  double change_of(std::size_t layer, std::size_t from, std::size_t to) const {
+    return change[at(layer, from) * strategies + to];
+  }
+  std::span<const int> units_of_layer(std::size_t layer) const {
+    return std::span(units).subspan(layer * strategies, strategies);
+  }
+  GalvatronPlan plan_of(std::vector<int> chosen, double total) const {
+    GalvatronPlan plan{.strategies = std::move(chosen), .seconds = total};
+    for (std::size_t layer = 0; layer < layers; ++layer)
+      plan.bytes += bytes[at(layer, static_cast<std::size_t>(plan.strategies[layer]))];
+    return plan;
+  }
+};
+
+/// The fastest whatever memory it takes; nothing where that is too much. Where it fits, the search under the budget
+/// would find the same: fewer choices cannot be better, and of equal ones it takes the same.
+std::optional<GalvatronPlan> fastest_of_all(const LayerTables& tables, std::int64_t budget) {
+  const std::size_t strategies = tables.strategies;
+  std::vector<double> best(strategies, 0), next(strategies);
+  std::vector<std::size_t> from(tables.layers * strategies, 0);
+  for (std::size_t layer = 0; layer < tables.layers; ++layer) {
+    for (std::size_t s = 0; s < strategies; ++s) {
+      next[s] = kTooMuch;
+      for (std::size_t last = 0; last < (layer == 0 ? 1 : strategies); ++last) {
+        const double sum = best[last] + (tables.seconds[tables.at(layer, s)] + tables.change_of(layer, last, s));
+        if (sum < next[s]) next[s] = sum, from[tables.at(layer, s)] = last;
       }
     }
     std::swap(best, next);
   }
-  GalvatronPlan plan{.seconds = kTooMuch};
-  int last = -1;
-  for (int s = 0; s < strategies; ++s) {
-    if (best[row(s) + width - 1] < plan.seconds) plan.seconds = best[row(s) + width - 1], last = s;
+  std::size_t last = static_cast<std::size_t>(std::ranges::min_element(best) - best.begin());
+  const double total = best[last];
+  std::vector<int> chosen(tables.layers);
+  std::int64_t used = 0;
+  for (std::size_t layer = tables.layers; layer-- > 0;) {
+    chosen[layer] = static_cast<int>(last);
+    used += tables.units[tables.at(layer, last)];
+    last = from[tables.at(layer, last)];
+  }
+  if (used > budget || !(total < kTooMuch)) return std::nullopt;
+  return tables.plan_of(std::move(chosen), total);
+}
+
+/// Strategies before a layer that cost the same to change from, whatever comes: [class] strategies, ascending.
+std::vector<std::vector<std::size_t>> alike_before(const LayerTables& tables, std::size_t layer) {
+  std::vector<std::vector<std::size_t>> classes;
+  const auto row = [&](std::size_t from) {
+    return std::span(tables.change).subspan(tables.at(layer, from) * tables.strategies, tables.strategies);
+  };
+  for (std::size_t from = 0; from < tables.strategies; ++from) {
+    const auto same = std::ranges::find_if(
+        classes, [&](const auto& members) { return std::ranges::equal(row(members.front()), row(from)); });
+    if (same == classes.end())
+      classes.push_back({from});
+    else
+      same->push_back(from);
+  }
+  return classes;
+}
+
+}  // namespace
+
+std::optional<GalvatronPlan> galvatron_layers(const GalvatronProblem& problem) {
+  const auto budget = static_cast<std::int64_t>(std::floor(problem.memory_bytes / problem.unit_bytes + 1e-9));
+  if (budget < 0 || problem.strategies.empty()) return std::nullopt;
+  const LayerTables tables(problem);
+  if (auto fastest = fastest_of_all(tables, budget)) return fastest;
+  const std::size_t strategies = tables.strategies;
+  // Only units that matter: at least what the layers so far must have, at most what they can have, and so many that the
+  // layers to come have what they must have.
+  std::int64_t must = 0, low = 0, most = 0;
+  for (std::size_t layer = 0; layer < tables.layers; ++layer) must += std::ranges::min(tables.units_of_layer(layer));
+  if (must > budget) return std::nullopt;
+  struct Row {
+    std::int64_t low = 0, high = 0;
+    std::vector<std::int16_t> from = {};  // [strategy, units from low on]: of the layer before; -1: none
+    std::size_t width() const { return static_cast<std::size_t>(high - low) + 1; }
+  };
+  std::vector<Row> rows;
+  std::vector<double> best, next;  // [strategy, units]: the layers so far in at most so many
+  for (std::size_t layer = 0; layer < tables.layers; ++layer) {
+    const std::int64_t least = std::ranges::min(tables.units_of_layer(layer));
+    must -= least, low += least, most += std::ranges::max(tables.units_of_layer(layer));
+    Row row{.low = low, .high = std::min(budget - must, most)};
+    row.from.assign(strategies * row.width(), -1);
+    next.assign(strategies * row.width(), kTooMuch);
+    const Row* const before = layer == 0 ? nullptr : &rows.back();
+    std::vector<std::vector<std::size_t>> classes;
+    std::vector<double> best_of;      // [class, units before]
+    std::vector<std::int16_t> which;  // of its strategies
+    if (before != nullptr) {
+      classes = alike_before(tables, layer);
+      best_of.assign(classes.size() * before->width(), kTooMuch);
+      which.assign(best_of.size(), -1);
+      for (std::size_t c = 0; c < classes.size(); ++c) {
+        for (const std::size_t member : classes[c]) {
+          for (std::size_t i = 0; i < before->width(); ++i) {
+            const double one = best[member * before->width() + i];
+            if (one < best_of[c * before->width() + i])
+              best_of[c * before->width() + i] = one,
+                                            which[c * before->width() + i] = static_cast<std::int16_t>(member);
+          }
+        }
+      }
+    }
+    for (std::size_t s = 0; s < strategies; ++s) {
+      const std::int64_t need = tables.units[tables.at(layer, s)];
+      double* const out = next.data() + s * row.width();
+      std::int16_t* const mark = row.from.data() + s * row.width();
+      if (before == nullptr) {
+        for (std::int64_t m = std::max(need, row.low); m <= row.high; ++m)
+          out[m - row.low] = tables.seconds[tables.at(layer, s)], mark[m - row.low] = 0;
+        continue;
+      }
+      for (std::size_t c = 0; c < classes.size(); ++c) {
+        const double seconds = tables.seconds[tables.at(layer, s)] + tables.change_of(layer, classes[c].front(), s);
+        const double* const in = best_of.data() + c * before->width();
+        const std::int16_t* const of = which.data() + c * before->width();
+        const auto take = [&](std::int64_t m, std::int64_t left) {
+          const double sum = in[left - before->low] + seconds;
+          const std::int16_t last = of[left - before->low];
+          if (sum < out[m - row.low] || (sum == out[m - row.low] && sum < kTooMuch && last < mark[m - row.low]))
+            out[m - row.low] = sum, mark[m - row.low] = last;
+        };
+        std::int64_t m = std::max(row.low, before->low + need);
+        for (; m <= std::min(row.high, before->high + need); ++m) take(m, m - need);
+        for (; m <= row.high; ++m) take(m, before->high);  // the layers before have all that they can have
+      }
+    }
+    std::swap(best, next);
+    rows.push_back(std::move(row));
+  }
+  const std::size_t width = rows.back().width();
+  std::int64_t last = -1;
+  double total = kTooMuch;
+  for (std::size_t s = 0; s < strategies; ++s) {
+    if (best[s * width + width - 1] < total) total = best[s * width + width - 1], last = static_cast<std::int64_t>(s);
   }
   if (last < 0) return std::nullopt;
-  plan.strategies.assign(static_cast<std::size_t>(problem.layers), 0);
-  for (int layer = problem.layers - 1, left = budget; layer >= 0; --layer) {
-    const auto at = static_cast<std::size_t>(layer);
-    plan.strategies[at] = last;
-    plan.bytes += problem.cost(layer, last).bytes;
-    const int before = from[at][row(last) + static_cast<std::size_t>(left)];
-    left -= units[at][static_cast<std::size_t>(last)];
-    last = before;
+  std::vector<int> chosen(tables.layers);
+  std::int64_t left = budget;
+  for (std::size_t layer = tables.layers; layer-- > 0;) {
+    const Row& row = rows[layer];
+    const auto s = static_cast<std::size_t>(last);
+    chosen[layer] = static_cast<int>(s);
+    last = row.from[s * row.width() + static_cast<std::size_t>(std::min(left, row.high) - row.low)];
+    left -= tables.units[tables.at(layer, s)];
   }
-  return plan;
+  return tables.plan_of(std::move(chosen), total);
 }
 
 std::optional<GalvatronPlan> brute_force_layers(const GalvatronProblem& problem) {
