@@ -182,8 +182,8 @@ TEST(Fp8Gemm, IsThatOfTheQuantisedNumbers) {
   check(Fp8Scaling::kBlocks1x128, Fp8Scaling::kBlocks1x128, Fp8Format::kE4m3);
 }
 
-/// One number in a thousand is a hundred thousand times as large: with one scale the others fall below what it can say, with
-/// scales of small blocks only their neighbours do.
+/// One number in a thousand is a hundred thousand times as large: with one scale the others fall below what it can say,
+/// with scales of small blocks only their neighbours do.
 TEST(Fp8Gemm, SmallBlocksAreNearerThanOneScaleWhereThereAreOutliers) {
   at::Tensor a = normal_tensor({256, 384}, at::kFloat, "a");
   const at::Tensor b = normal_tensor({128, 384}, at::kFloat, "b");

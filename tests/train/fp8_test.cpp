@@ -175,7 +175,7 @@ TEST(Fp8OnTheCpu, StepsThatRunTogetherHaveTheScalesOfOneRank) {
 }
 
 /// Two ranks of a pipeline hold each stage, and go through other micro-batches: its scales are of what both have met.
-TEST(Fp8OnTheCpu, RanksOfAStageThatRunStepsTogetherAgreeOnItsScales) {
+TEST(Fp8OnTheCpu, RanksOfAStageBetweenFlushesAgreeOnItsScales) {
   const auto run = [](const spec::Recipe& recipe, int ranks) {
     std::pair<std::vector<double>, nlohmann::ordered_json> seen;
     with_trainers(recipe, ranks, [&](Trainer& trainer, comm::Rank& rank) {

@@ -62,8 +62,8 @@ class DataParallel {
   void added_by(const nn::Param& param, bool first_micro) {
     if (first_micro_ && first_micro_->overlaps()) first_micro_->added(param, first_micro);
   }
-  /// A backward of units of this key is over, on all ranks that share them: with find_unused nobody waits any longer for
-  /// what it left out.
+  /// A backward of units of this key is over, on all ranks that share them: with find_unused nobody waits any longer
+  /// for what it left out.
   void end_pass(int key = 0) { gradients_->end_pass(key); }
   /// The gradients of this key are complete.
   void start(int key) { gradients_->start(key); }

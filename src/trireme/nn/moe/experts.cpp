@@ -52,8 +52,8 @@ at::Tensor Experts::multiply(const Param& weight, const at::Tensor& x, const at:
       {.a = x, .b = matrices, .offsets = rows.offsets, .transpose_b = true, .ends = rows.ends});
 }
 
-at::Tensor Experts::multiply_back(const Param& weight, const at::Tensor& dy, const at::Tensor& matrices,
-                                  const ExpertRows& rows, Context& context) const {
+at::Tensor Experts::grad_input(const Param& weight, const at::Tensor& dy, const at::Tensor& matrices,
+                               const ExpertRows& rows, Context& context) const {
   context.flops += gemm_flops(dy.size(0), matrices.size(1), matrices.size(2));
   if (weight.gemm != spec::GemmPrecision::kSame)
     return fp8_grouped_gemm(
@@ -134,13 +134,12 @@ void Experts::end_backward(Context& context, Tape& tape) const {
 
 Experts::Grad Experts::backward(at::Tensor dy, const ExpertRows& rows, const at::Tensor& pre_activation,
                                 Context& context, Tape& tape) const {
-  at::Tensor dinner = multiply_back(out_, dy, out_weight(rows, context), rows, context);
+  at::Tensor dinner = grad_input(out_, dy, out_weight(rows, context), rows, context);
   if (times_gates_at_once(pre_activation, context)) {
     kernels::ExpertActivationGrad made = kernels::expert_activation_backward(
         std::move(dinner), pre_activation, rows.gates, shape_.activation, shape_.gated, /*reuse=*/false);
     add_weight_grad(out_, dy, made.y, rows, context, tape);
-    Grad grad{.x = multiply_back(in_, made.pre, in_weight(rows, context), rows, context),
-              .gates = std::move(made.gates)};
+    Grad grad{.x = grad_input(in_, made.pre, in_weight(rows, context), rows, context), .gates = std::move(made.gates)};
     add_weight_grad(in_, made.pre, rows.x, rows, context, tape);
     return grad;
   }
@@ -154,7 +153,7 @@ Experts::Grad Experts::backward(at::Tensor dy, const ExpertRows& rows, const at:
   const at::Tensor dpre = activation_grad(
       std::move(dinner), {.pre_activation = pre_activation, .activation = shape_.activation, .gated = shape_.gated},
       at::Tensor(), no_sum);
-  grad.x = multiply_back(in_, dpre, in_weight(rows, context), rows, context);
+  grad.x = grad_input(in_, dpre, in_weight(rows, context), rows, context);
   add_weight_grad(in_, dpre, rows.x, rows, context, tape);
   return grad;
 }

@@ -81,8 +81,8 @@ class Experts {
   /// so.
   at::Tensor multiply(const Param& weight, const at::Tensor& x, const at::Tensor& matrices, const ExpertRows& rows,
                       Context& context) const;
-  at::Tensor multiply_back(const Param& weight, const at::Tensor& dy, const at::Tensor& matrices,
-                           const ExpertRows& rows, Context& context) const;
+  at::Tensor grad_input(const Param& weight, const at::Tensor& dy, const at::Tensor& matrices, const ExpertRows& rows,
+                        Context& context) const;
   /// On the CPU without dropout between them: an activation and its gate are one pass, as on a GPU that routes.
   bool times_gates_at_once(const at::Tensor& pre_activation, const Context& context) const;
   at::Tensor activations(const at::Tensor& pre_activation) const;
