@@ -420,8 +420,7 @@ template <typename Kernel>
 CudaError launch_tiles(Kernel kernel, dim3 grid, int tiles, int head_dim, CudaStream stream, const CudaAttention& c,
                        const CudaBlocks& lists) {
   const int bytes = tiles * kSide * (head_dim + 8) * 2;
-  if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes) != cudaSuccess)
-    return cudaGetErrorString(cudaGetLastError());
+  if (CudaError error = allow_shared(kernel, static_cast<std::size_t>(bytes)); error != nullptr) return error;
   kernel<<<grid, kThreads, bytes, to_stream(stream)>>>(c, lists);
   return launched();
 }

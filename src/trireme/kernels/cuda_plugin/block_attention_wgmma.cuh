@@ -304,8 +304,7 @@ __global__ void __launch_bounds__(kGroupThreads, kD + kN == 128 ? 2 : 1)
 template <typename Kernel>
 CudaError launch_chunk_tiles(Kernel kernel, std::int64_t heads, int bytes, CudaStream stream, const CudaAttention& c,
                              const CudaChunkTiles& lists) {
-  if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes) != cudaSuccess)
-    return cudaGetErrorString(cudaGetLastError());
+  if (CudaError error = allow_shared(kernel, static_cast<std::size_t>(bytes)); error != nullptr) return error;
   const dim3 grid(static_cast<unsigned>(lists.tiles), static_cast<unsigned>(heads), static_cast<unsigned>(c.batch));
   kernel<<<grid, kGroupThreads, bytes, to_stream(stream)>>>(c, lists);
   return launched();

@@ -317,6 +317,22 @@ inline CudaError launched() {
   return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
 }
 
+/// Lets launches of a kernel have `bytes` of dynamic shared memory. The attribute belongs to the process: were it set to
+/// what one launch needs, a rank on another thread could lower it before that launch, so it is only ever set to all that
+/// the card has.
+template <typename Kernel>
+CudaError allow_shared(Kernel* kernel, std::size_t bytes) {
+  cudaFuncAttributes itself{};
+  if (cudaFuncGetAttributes(&itself, kernel) == cudaSuccess && bytes + itself.sharedSizeBytes > 48 * 1024) {
+    int device = 0, most = 0;
+    cudaGetDevice(&device);
+    cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                         most - static_cast<int>(itself.sharedSizeBytes));
+  }
+  return launched();
+}
+
 /// body(T()) for the element's type.
 template <typename Body>
 CudaError by_type(Element element, Body&& body) {

@@ -184,10 +184,7 @@ bool launch_held(const CrossEntropyLoop& c, const RowsInRegisters& holding, std:
   const int logits = 2 * holding.blocks * (How::kThreads / 32) * static_cast<int>(sizeof(Sum<T>));
   const int bytes = row + (c.label_smoothing != 0 ? logits : 0);
   const auto kernel = cross_entropy_held<T, How>;
-  if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes) != cudaSuccess) {
-    cudaGetLastError();
-    return false;
-  }
+  if (allow_shared(kernel, static_cast<std::size_t>(bytes)) != nullptr) return false;
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>(holding.blocks));
   config.blockDim = dim3(How::kThreads);

@@ -327,14 +327,6 @@ CudaError by_logit(Element element, Body&& body) {
   return element == Element::kDouble ? body(double()) : body(float());
 }
 
-template <typename Kernel>
-CudaError allow_shared(Kernel* kernel, std::size_t bytes) {
-  if (bytes <= 48 * 1024) return nullptr;
-  const cudaError_t error =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
-  return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
-}
-
 }  // namespace
 
 CudaError moe_route(const CudaRouteForward& c, CudaStream stream) {

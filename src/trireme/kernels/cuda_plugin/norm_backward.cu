@@ -286,6 +286,7 @@ CudaError backward(const NormBackwardLoop& c, const CudaNormWeights& w, const Cu
   const bool with_sums = sums.first != nullptr || sums.second != nullptr;
   A* partial = with_sums ? static_cast<A*>(sums.partial) : nullptr;
   std::int64_t blocks = rows < kCudaSumBlocks ? rows : kCudaSumBlocks;
+  CudaError refused = nullptr;
   // The bias of a root-mean-square norm is rare: the plain kernel serves it.
   const bool done =
       wide && (kLayer || sums.second == nullptr) &&
@@ -298,16 +299,14 @@ CudaError backward(const NormBackwardLoop& c, const CudaNormWeights& w, const Cu
         const std::size_t shared = sums_room > ring ? sums_room : ring;
         const auto kernel = with_sums ? backward_held<T, kLayer, threads(), at_once(), hold(), true>
                                       : backward_held<T, kLayer, threads(), at_once(), hold(), false>;
-        if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)) !=
-            cudaSuccess) {
-          return;  // launched() says why
-        }
+        if (refused = allow_shared(kernel, shared); refused != nullptr) return;
         blocks = divided_up(rows, at_once());
         for (const std::int64_t most : {kCudaSumBlocks, resident_blocks(kernel, threads() * at_once(), shared)}) {
           if (blocks > most) blocks = most;
         }
         kernel<<<static_cast<unsigned>(blocks), shape, shared, stream>>>(c, w, partial, rows);
       });
+  if (refused != nullptr) return refused;
   if (!done) backward_any<T, kLayer><<<static_cast<unsigned>(blocks), 256, 0, stream>>>(c, w, partial, rows);
   if (CudaError error = launched(); error != nullptr || !with_sums) return error;
   return add_blocks<A>(sums, blocks, c.width, stream);
