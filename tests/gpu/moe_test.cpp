@@ -200,7 +200,7 @@ spec::Recipe recipe_with_experts(spec::Family family, Precision precision) {
 
 struct MoeCourse {
   std::vector<double> losses, norms;
-  std::vector<nn::moe::LayerLoads> loads;
+  std::vector<std::pair<std::string, std::vector<std::int64_t>>> loads;  ///< of the last step's layers, by expert
 };
 MoeCourse moe_course(const spec::Recipe& recipe, int ranks = 1) {
   MoeCourse course;
@@ -210,7 +210,8 @@ MoeCourse moe_course(const spec::Recipe& recipe, int ranks = 1) {
       if (rank.world().rank() != 0) continue;
       course.losses.push_back(report.loss);
       course.norms.push_back(report.gradient_norm);
-      course.loads = report.loads;
+      course.loads.clear();
+      for (const nn::moe::LayerLoads& layer : report.loads) course.loads.emplace_back(layer.layer, layer.counts);
     }
   });
   return course;

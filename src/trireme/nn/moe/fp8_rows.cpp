@@ -16,7 +16,8 @@ at::Tensor to_fp8_rows(const at::Tensor& rows) {
   const std::int64_t count = rows.size(0), width = rows.size(1);
   TRIREME_CHECK(width % kFp8RowBlock == 0, "rows of {} values in blocks of {}", width, kFp8RowBlock);
   const at::Tensor blocks = rows.to(at::kFloat).reshape({count, width / kFp8RowBlock, kFp8RowBlock});
-  at::Tensor scales = at::amax(at::abs(blocks), {2}, /*keepdim=*/true) / kLargest;
+  // Times the reciprocal: a GPU divides by a number that way, and its codes are to be those of a CPU.
+  at::Tensor scales = at::amax(at::abs(blocks), {2}, /*keepdim=*/true) * (1 / kLargest);
   scales = at::where(scales > 0, scales, at::ones_like(scales));
   const at::Tensor codes = (blocks / scales).clamp_(-kLargest, kLargest).to(at::kFloat8_e4m3fn);
   return at::cat({codes.view(at::kByte).view({count, width}),
