@@ -123,7 +123,9 @@ TEST(CompressOverlap, WorksBesideBackward) {
       nn::Param& last = copies.params.at("left");
       nn::add_gradient(last, matrix_gradient(last, 0, rank.rank()));
       copies.data_parallel->added(last);
-      EXPECT_EQ(calls_of(copies) - before, overlap ? 3U : 0U) << "the owners' answers, and the next codes";
+      // The owners' answers and the next codes; the next answer too where the other rank was quick.
+      const std::uint64_t calls = calls_of(copies) - before;
+      EXPECT_TRUE(overlap ? calls == 3 || calls == 4 : calls == 0) << calls;
       copies.data_parallel->finish();
       EXPECT_EQ(calls_of(copies) - before, 5U) << "two matrices and a vector";
       const CompressionReport& report = *copies.data_parallel->reducer().report();

@@ -197,6 +197,10 @@ std::vector<Case> mistakes() {
   add("dropped layers of two micro-batches at once", [](auto& r) {
     r.layout.pp = 2, r.pipeline.schedule = "chimera-doubling", r.train.layer_keep = 0.5, r.train.micro_batch_size = 1;
   });
+  add("noise in a graph", [](auto& r) {
+    r.run.device = spec::DeviceKind::kCuda, r.train.cuda_graphs = true;
+    r.train.noise_scale = true, r.train.micro_batch_size = 1;
+  });
   add("noise of shared rows", [](auto& r) { r.layout.cp = 2, r.layout.dp = 2, r.train.noise_scale = true; });
   add("noise of one batch", [](auto& r) { r.train.noise_scale = true; });
   add("muP of SGD", [](auto& r) { r.model.mup_base_hidden_size = 16, r.optim.kind = spec::OptimizerKind::kSgd; });
