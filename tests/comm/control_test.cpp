@@ -110,6 +110,7 @@ TEST_P(Control, AWaitEndsWhenItIsToldToAndOtherwiseWithTheKey) {
   stop = true;
   EXPECT_EQ(waiting.get(), std::nullopt);
   planes[0].set("there", "1");
+  EXPECT_EQ(planes[0].get("there"), "1");  // a set is not answered; what the rank asks after it is
   EXPECT_EQ(planes[1].wait_unless("there", kLong, stopping), "1");  // what is there is not waited for
   stop = false;
   EXPECT_THROW(planes[1].wait_unless("never", 30ms, stopping), CommError);
