@@ -106,6 +106,7 @@ Progress NcclCollective::letters(Effort effort) {
   const int ranks = static_cast<int>(site_.members.ranks.size());
   if (!letters_) {
     std::vector<std::uint64_t> mine;
+    mine.reserve(static_cast<std::size_t>(ranks));
     for (int r = 0; r < ranks; ++r) mine.push_back(call_.blocks.count(r));
     letters_.emplace(round_context(), std::move(mine));
   }
