@@ -6,9 +6,11 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <thread>
 
 #include "trireme/base/error.h"
 #include "trireme/base/new_file.h"
@@ -230,7 +232,13 @@ ExperimentLock::ExperimentLock(const ExperimentFolder& folder) {
   const fs::path file = folder.path() / "lock";
   descriptor_ = ::open(file.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
   if (descriptor_ < 0) throw IoError(fmt::format("{} cannot be made: {}", file.string(), std::strerror(errno)));
-  if (::flock(descriptor_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+  // A sweep that was killed while it started a trial is survived by that process until its exec closes the file: what is
+  // locked for a moment only is waited for.
+  for (int tries = 0; ::flock(descriptor_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK; ++tries) {
+    if (tries < 100) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      continue;
+    }
     ::close(descriptor_);
     throw ConfigError(fmt::format("another process runs the experiment in {}", folder.path().string()),
                       fmt::format("look at it with: trireme experiments show {}", folder.path().string()));
