@@ -24,6 +24,7 @@ for model in "${models[@]}"; do
   for method in optcnn flexflow tofu alpa-intra alpa rannc galvatron pipedream torchgpipe; do
     plan=$folder/$model.$method
     "$trireme" search --graph "$model" --cluster dgx2-v100 --gpus 4 --batch $batch --method $method -o "$plan" > /dev/null
+    [ -s "$plan" ] || { echo "found_strategies.sh: $method of $model wrote no plan" >&2; exit 1; }
     what="more than data parallel"
     if cmp -s "$plan" "$folder/dp"; then what="data parallel"; else more=$((more + 1)); fi
     if "$trireme" graph check "$model" --batch $batch --plan "$plan" | grep -q 'halo exchange'; then

@@ -102,7 +102,7 @@ TEST(RotaryKernels, SayWhatIsWrong) {
   EXPECT_EQ(refusal([&] { rotary_(x, table.cosines, table.sines, positions, RotaryPairs::kHalves, false); }),
             "rotary_: positions[1] is 4, but cosines, float [4, 8] have rows 0 to 3");
   EXPECT_THAT(refusal([&] { rotary_(narrow, table.cosines, table.sines, positions, RotaryPairs::kHalves, false); }),
-              HasSubstr("rotate 16 numbers of a head"));
+              HasSubstr("rotate 16 elements of a head"));
   EXPECT_THAT(
       refusal([&] { rotary_(x, table.cosines.to(at::kDouble), table.sines, positions, RotaryPairs::kHalves, false); }),
       HasSubstr("cosines, double [4, 8]"));

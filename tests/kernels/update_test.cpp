@@ -275,11 +275,11 @@ TEST(UpdateKernels, SayWhatIsWrong) {
   EXPECT_EQ(refusal([&] {
               adamw_update({weight, g, none}, m, v, {.learning_rate = 1});
             }),
-            "adamw_update: v, bfloat16 [8] must be 8 contiguous numbers, float");
+            "adamw_update: v, bfloat16 [8] must be 8 contiguous elements, float");
   EXPECT_EQ(refusal([&] {
               adamw_update({weight, shorter, none}, m, m, {.learning_rate = 1});
             }),
-            "adamw_update: gradient, float [7] must be 8 contiguous numbers, float, bfloat16 or half");
+            "adamw_update: gradient, float [7] must be 8 contiguous elements, float, bfloat16 or half");
   EXPECT_THAT(refusal([&] {
                 sgd_update({narrow, g, none}, none, {.learning_rate = 1});
               }),

@@ -29,7 +29,7 @@ Memories applied(const ReshardPlan& plan, const Memories& from, const std::vecto
   Memories memories;
   for (const Placement& placement : to) memories.emplace_back(static_cast<std::size_t>(local_elements(placement)), -1);
   std::pair<int, int> last{-1, -1};
-  for (const Transfer& transfer : plan.transfers) {
+  for (const ReshardTransfer& transfer : plan.transfers) {
     EXPECT_LT(last, std::pair(transfer.target, transfer.source));
     last = {transfer.target, transfer.source};
     const Copy* before = nullptr;
@@ -129,7 +129,7 @@ TEST(Reshard, SharesTheTargetsBetweenTheCopies) {
   const auto from = place_all(parse_mesh("dp=4"), "w", {8}, [](Placing&) {});
   const auto to = place_all(parse_mesh("dp=12"), "w", {8}, [](Placing&) {});
   std::map<int, int> served;
-  for (const Transfer& transfer : plan_reshard(from, to, 4, {.sent_bytes = {}, .grain_bytes = 16}).transfers) {
+  for (const ReshardTransfer& transfer : plan_reshard(from, to, 4, {.sent_bytes = {}, .grain_bytes = 16}).transfers) {
     EXPECT_TRUE(transfer.target >= 4 || transfer.source == transfer.target);
     if (transfer.target >= 4) ++served[transfer.source];
   }

@@ -63,7 +63,7 @@ struct LatentFixture {
                          .scale = 0.3};
     layer = std::make_unique<LatentAttention>(
         shape, kSizes, LatentProjections{std::move(q_down), q_up, kv_down, kv_norm, kv_up, out},
-        std::make_shared<RotaryTable>(spec::Rotary{.base = 100}, kSizes.qk_rope_head_dim), nullptr, parallel);
+        std::make_shared<RotaryEmbedding>(spec::Rotary{.base = 100}, kSizes.qk_rope_head_dim), nullptr, parallel);
     allocate(params, Precision::kFp64);
     for (Param& param : params) {
       param.master.copy_(values_.at(param.name));

@@ -81,8 +81,8 @@ std::unique_ptr<SelfAttention> attention(Params& params, const std::string& name
                                norm(params, name + ".k_norm", f.head_dim, kernels::NormKind::kRms)});
   }
   const Linear out = linear(params, name + ".out", f.num_heads * f.head_dim, width);
-  std::shared_ptr<RotaryTable> rotary;
-  if (f.rotary) rotary = std::make_shared<RotaryTable>(spec::Rotary{.base = 100}, f.head_dim);
+  std::shared_ptr<RotaryEmbedding> rotary;
+  if (f.rotary) rotary = std::make_shared<RotaryEmbedding>(spec::Rotary{.base = 100}, f.head_dim);
   AttentionShape shape{.name = name, .num_heads = f.num_heads, .num_kv_heads = f.num_kv_heads, .head_dim = f.head_dim};
   shape.causal = f.causal;
   shape.window = f.window;
@@ -231,7 +231,7 @@ LayerCase latent_case(const std::string& name, const CaseSizes& s, LatentCase f)
     shape.recompute_core = f.recompute;
     return std::make_unique<LatentAttention>(
         shape, sizes, LatentProjections{std::move(q_down), q_up, kv_down, kv_norm, kv_up, to_x},
-        std::make_shared<RotaryTable>(spec::Rotary{.base = 100}, sizes.qk_rope_head_dim));
+        std::make_shared<RotaryEmbedding>(spec::Rotary{.base = 100}, sizes.qk_rope_head_dim));
   };
   out.oracle = [=](const Tensors& in, const NamedWeights& weights, const Context& context) {
     const at::Tensor& x = in[0];

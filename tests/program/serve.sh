@@ -26,6 +26,7 @@ batch "$work/whole.jsonl" --batch-size 3 > "$work/batch.log" || fail "a batch fa
 head -c "$(($(head -n 3 "$work/whole.jsonl" | wc -c) + 20))" "$work/whole.jsonl" > "$work/cut.jsonl"
 batch "$work/cut.jsonl" --batch-size 2 --num-speculative-tokens 3 > "$work/again.log" || fail "a batch does not go on"
 grep -q '6 lines, 3 of them there already' "$work/again.log" || fail "it did not go on where it was"
+[ "$(wc -l < "$work/whole.jsonl")" = 6 ] || fail "a batch of 6 prompts has other lines"
 cmp <(sort "$work/whole.jsonl") <(sort "$work/cut.jsonl") || fail "a batch that was cut ends with other lines"
 
 "$program" serve "$model" --tokenizer bytes --chat-template "$work/chat.jinja" --port 0 --api-key secret --served-model-name tiny \

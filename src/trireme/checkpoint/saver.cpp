@@ -374,6 +374,7 @@ std::vector<nn::HashShare> Saver::hashes() {
   const auto texts = all_texts(nlohmann::json(mine).dump(), group_);
   if (group_.rank() != 0) return {};
   std::vector<std::vector<std::uint64_t>> shares;
+  shares.reserve(texts.size());
   for (const std::string& text : texts) shares.push_back(nlohmann::json::parse(text).get<std::vector<std::uint64_t>>());
   auto all = add_up(shares);
   const auto values = nn::value_hashes(state_);

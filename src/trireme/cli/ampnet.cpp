@@ -132,7 +132,7 @@ void add_ampnet_command(Command& app, Context& context) {
                   "Of each cell, each on a worker of its own; averaged after every epoch")
       .within(1, 64)
       .type_name("N");
-  command.add_option("--hidden", options->model.hidden, "Hidden size").within(1, 4096).type_name("N");
+  command.add_option("--hidden-size", options->model.hidden, "Hidden size").within(1, 4096).type_name("N");
   command.add_option("--seed", options->seed, "Of instances, parameters and order").not_negative().type_name("N");
   command.footer(R"(Examples:
   trireme ampnet --task trees --max-active-keys 8 --epochs 3 --instances 100

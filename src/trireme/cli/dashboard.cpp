@@ -106,7 +106,7 @@ void add_dashboard_command(Command& app, Context& context) {
   command.add_option("--webhook", flags->webhooks, "an address that is told of alerts and of what is done")
       .type_name("URL")
       .take_all();
-  command.add_option("--webhook-secret-file", flags->webhook_secret_file, "signs what is told (HMAC-SHA256)")
+  command.add_option("--webhook-secret-file", flags->webhook_secret_file, "secret that signs alerts (HMAC-SHA256)")
       .type_name("FILE");
   command.callback([flags, &context] { context.run = [flags, &context] { return serve_dashboard(*flags, context); }; });
 }

@@ -67,14 +67,7 @@ int run_ps_lasso(PsLassoOptions& options, std::ostream& out) {
       most = std::max(most, std::abs(serial.weights[i] - result.weights[i]));
     fmt::print(out, "serial solver: objective {:.9g}, weights differ by {:.1e} at most\n", serial.objective, most);
   }
-  if (!options.save.empty()) {
-    std::string text;
-    for (std::size_t i = 0; i < result.weights.size(); ++i) {
-      if (result.weights[i] != 0) text += fmt::format("{} {:.17g}\n", i + 1, result.weights[i]);
-    }
-    write_text_file(options.save, text);
-    fmt::print(out, "saved to {}\n", options.save.string());
-  }
+  if (!options.save.empty()) save_weights(result.weights, options.save, out);
   return result.converged ? kExitFine : kExitFailed;
 }
 

@@ -10,7 +10,6 @@
 #include <thread>
 
 #include "trireme/base/error.h"
-#include "trireme/base/new_file.h"
 #include "trireme/base/print.h"
 #include "trireme/base/stopwatch.h"
 #include "trireme/base/units.h"
@@ -73,14 +72,7 @@ int run_ps_lbfgs(PsLbfgsOptions& options, std::ostream& out) {
     fmt::print(out, "one process: loss {:.12g} after {} iterations, weights differ by {:.1e} at most\n", serial.loss,
                serial.iterations, most);
   }
-  if (!options.save.empty()) {
-    std::string text;
-    for (std::size_t i = 0; i < result.weights.size(); ++i) {
-      if (result.weights[i] != 0) text += fmt::format("{} {:.17g}\n", i + 1, result.weights[i]);
-    }
-    write_text_file(options.save, text);
-    fmt::print(out, "saved to {}\n", options.save.string());
-  }
+  if (!options.save.empty()) save_weights(result.weights, options.save, out);
   return report.converged ? kExitFine : kExitFailed;
 }
 

@@ -1,5 +1,7 @@
 #include "trireme/cli/ps_nodes.h"
 
+#include <fmt/format.h>
+
 #include <exception>
 #include <memory>
 #include <mutex>
@@ -7,6 +9,8 @@
 #include <vector>
 
 #include "trireme/base/error.h"
+#include "trireme/base/new_file.h"
+#include "trireme/base/print.h"
 #include "trireme/cli/start_ranks.h"
 #include "trireme/comm/launch.h"
 #include "trireme/comm/mailbox_threads.h"
@@ -72,6 +76,15 @@ void run_ps_nodes(int count, const PsNodeOptions& options, const std::function<v
                                                        : spec::Transport::kMpi;
   if (options.ranks > 0) recipe.comm.ranks = options.ranks;
   start_ranks(recipe, [&](comm::Rank& rank) { run_on_rank(rank, count, body); });
+}
+
+void save_weights(std::span<const double> weights, const std::filesystem::path& file, std::ostream& out) {
+  std::string text;
+  for (std::size_t i = 0; i < weights.size(); ++i) {
+    if (weights[i] != 0) text += fmt::format("{} {:.17g}\n", i + 1, weights[i]);
+  }
+  write_text_file(file, text);
+  fmt::print(out, "saved to {}\n", file.string());
 }
 
 }  // namespace trireme::cli

@@ -1,4 +1,5 @@
-// cli/ps_nodes.h -- runs the nodes of an algorithm over mailboxes: as threads here, or on ranks that are processes.
+// cli/ps_nodes.h -- what `trireme ps lasso` and `lbfgs` share: nodes over mailboxes, as threads here or on ranks that
+// are processes; the weights they save.
 //
 // Node a is address a. On ranks it runs on rank a modulo their number, on a thread of its own; their mailboxes go over
 // what carries collectives, MPI or UCX.
@@ -6,7 +7,10 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <functional>
+#include <iosfwd>
+#include <span>
 #include <string>
 
 #include "trireme/cli/command.h"
@@ -23,5 +27,8 @@ void add_ps_node_options(Command& command, PsNodeOptions& options);
 
 /// Throws what a node threw; of ranks the failing one prints it and ends.
 void run_ps_nodes(int count, const PsNodeOptions& options, const std::function<void(comm::Mailbox&)>& body);
+
+/// For --save: a line "INDEX WEIGHT", from 1, for each weight that is not 0. Says where to on `out`.
+void save_weights(std::span<const double> weights, const std::filesystem::path& file, std::ostream& out);
 
 }  // namespace trireme::cli

@@ -4,17 +4,14 @@
 #include <exception>
 #include <memory>
 #include <mutex>
-#include <thread>
 
 #include "trireme/base/error.h"
 #include "trireme/base/random.h"
 #include "trireme/comm/mailbox.h"
+#include "trireme/comm/mailbox_bodies.h"
 
 namespace trireme::comm {
 namespace {
-
-/// Thrown into bodies that wait when another one has failed; never leaves this file.
-struct SeededStop {};
 
 /// All mailboxes, the frames under way between them, and whose turn it is.
 class SeededHub {
@@ -44,7 +41,7 @@ class SeededHub {
     pass_turn();
     changed_.wait(lock, [&] { return turn_ == me; });
     at(me).ready = nullptr;
-    if (failure_) throw SeededStop{};
+    if (failure_) throw BodyStopped{};
     if (stuck_ && !ready()) {
       throw CommError(fmt::format("mailbox {} waits for mail, and so does everybody else: none is on its way", me),
                       "post before you wait, or let one of them end");
@@ -179,22 +176,14 @@ class SeededPost final : public Mailbox {
 
 void run_mailboxes(int count, const SeededMail& options, const std::function<void(Mailbox&)>& body) {
   SeededHub hub(count, options);
-  std::vector<std::thread> threads;
-  for (int me = 0; me < count; ++me) {
-    threads.emplace_back([&, me] {
-      hub.enter(me);
-      std::exception_ptr failure;
-      try {
+  run_bodies(
+      count,
+      [&](int me) {
+        hub.enter(me);
         SeededPost mailbox(hub, me);
         body(mailbox);
-      } catch (const SeededStop&) {
-      } catch (...) {
-        failure = std::current_exception();
-      }
-      hub.leave(me, failure);
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
+      },
+      [&](int me, const std::exception_ptr& failure) { hub.leave(me, failure); });
   if (hub.failure()) std::rethrow_exception(hub.failure());
 }
 

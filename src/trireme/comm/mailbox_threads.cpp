@@ -7,18 +7,15 @@
 #include <list>
 #include <map>
 #include <mutex>
-#include <thread>
 
 #include "trireme/base/error.h"
 #include "trireme/base/random.h"
+#include "trireme/comm/mailbox_bodies.h"
 
 namespace trireme::comm {
 namespace {
 
 using ThreadMailClock = std::chrono::steady_clock;
-
-/// Thrown into bodies that wait when another one has failed; never leaves this file.
-struct ThreadMailStop {};
 
 class ThreadMailHub {
  public:
@@ -51,7 +48,7 @@ class ThreadMailHub {
   }
   std::exception_ptr failure() const { return failure_; }
   void check() const {
-    if (failure_) throw ThreadMailStop{};
+    if (failure_) throw BodyStopped{};
   }
   bool may_post(int from, int to, std::size_t bytes) {
     const std::size_t untaken = box(to).untaken[from];
@@ -195,19 +192,15 @@ std::shared_ptr<ThreadMailRoom> make_thread_mail_room(int count, const ThreadMai
 
 void run_thread_mailboxes(int count, const ThreadMail& options, const std::function<void(Mailbox&)>& body) {
   ThreadMailHub hub(count, options);
-  std::vector<std::thread> threads;
-  for (int me = 0; me < count; ++me) {
-    threads.emplace_back([&, me] {
-      try {
+  run_bodies(
+      count,
+      [&](int me) {
         ThreadMailbox mailbox(hub, me);
         body(mailbox);
-      } catch (const ThreadMailStop&) {
-      } catch (...) {
-        hub.fail(std::current_exception());
-      }
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
+      },
+      [&](int, const std::exception_ptr& failure) {
+        if (failure) hub.fail(failure);
+      });
   if (hub.failure()) std::rethrow_exception(hub.failure());
 }
 

@@ -8,16 +8,13 @@
 #include <list>
 #include <map>
 #include <mutex>
-#include <thread>
 
 #include "trireme/base/error.h"
 #include "trireme/base/random.h"
+#include "trireme/comm/mailbox_bodies.h"
 
 namespace trireme::comm {
 namespace {
-
-/// Thrown into bodies that wait when another one has failed; never leaves this file.
-struct TimedStop {};
 
 constexpr double kNever = std::numeric_limits<double>::infinity();
 
@@ -119,7 +116,7 @@ class TimedHub {
   }
   void wait_for_turn(std::unique_lock<std::mutex>& lock, int me) {
     changed_.wait(lock, [&] { return turn_ == me; });
-    if (failure_) throw TimedStop{};
+    if (failure_) throw BodyStopped{};
   }
   /// When a mailbox goes on, as far as is known now.
   static double wake(const Seat& seat) {
@@ -206,22 +203,14 @@ class TimedPost final : public TimedMailbox {
 
 void run_timed_mailboxes(int count, const TimedMail& options, const std::function<void(TimedMailbox&)>& body) {
   TimedHub hub(count, options);
-  std::vector<std::thread> threads;
-  for (int me = 0; me < count; ++me) {
-    threads.emplace_back([&, me] {
-      std::exception_ptr failure;
-      try {
+  run_bodies(
+      count,
+      [&](int me) {
         hub.enter(me);
         TimedPost mailbox(hub, me);
         body(mailbox);
-      } catch (const TimedStop&) {
-      } catch (...) {
-        failure = std::current_exception();
-      }
-      hub.leave(me, failure);
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
+      },
+      [&](int me, const std::exception_ptr& failure) { hub.leave(me, failure); });
   if (hub.failure()) std::rethrow_exception(hub.failure());
 }
 

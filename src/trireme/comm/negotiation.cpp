@@ -146,7 +146,7 @@ void Coordinator::report(int rank, const ReadyReport& report, Clock::time_point 
     const auto [found, fresh] = entries_.try_emplace(tensor.name);
     Entry& entry = found->second;
     if (fresh) entry = {.tensor = tensor, .first = rank, .told = std::vector<bool>(stopped_.size()), .since = now};
-    TRIREME_CHECK(!entry.told[at], "rank {} has told of {} twice", rank, tensor.name);
+    TRIREME_CHECK(!entry.told[at], "rank {} reported {} twice", rank, tensor.name);
     entry.told[at] = true;
     if (tensor != entry.tensor && entry.mismatch.empty()) {
       entry.mismatch =

@@ -97,7 +97,7 @@ class Dashboard::Impl {
     server_.drain(timeout);
   }
   const http::Server& server() const { return server_; }
-  const Watch& runs() const { return watch_; }
+  const FolderWatch& runs() const { return watch_; }
 
  private:
   void add_pages();
@@ -111,7 +111,7 @@ class Dashboard::Impl {
   http::Metrics metrics_;
   http::EventFeed feed_;
   Webhook webhook_;
-  Watch watch_;
+  FolderWatch watch_;
   http::Server server_;
   std::atomic<std::size_t> streams_ = 0;
   std::mutex mutex_;

@@ -31,10 +31,10 @@ Json alert_json(const Alert& alert, const std::string& id, const std::string& sh
 
 }  // namespace
 
-Watch::Watch(Parts parts) : parts_(std::move(parts)) {}
+FolderWatch::FolderWatch(Parts parts) : parts_(std::move(parts)) {}
 
 /// New folders become runs and sweeps, and those that are gone are forgotten.
-void Watch::find() {
+void FolderWatch::find() {
   Catalogue catalogue = find_runs(parts_.roots);
   std::set<std::string> there;
   bool changed = false;
@@ -60,7 +60,7 @@ void Watch::find() {
   if (changed && !first_) parts_.feed.publish("catalogue", "{}");
 }
 
-void Watch::look(bool around) {
+void FolderWatch::look(bool around) {
   const std::lock_guard lock(mutex_);
   const double now = wall_seconds();
   if (around) find();
@@ -83,7 +83,7 @@ void Watch::look(bool around) {
 }
 
 /// Many at once, such as at the beginning, are shared by threads: reading a long run is all work.
-void Watch::look_at(const std::vector<WatchedRun*>& due, double now) {
+void FolderWatch::look_at(const std::vector<WatchedRun*>& due, double now) {
   std::vector<WatchedRun::Changes> changes(due.size());
   std::atomic<std::size_t> next = 0;
   const auto work = [&] {
@@ -99,7 +99,7 @@ void Watch::look_at(const std::vector<WatchedRun*>& due, double now) {
   for (std::size_t i = 0; i < due.size(); ++i) publish(*due[i], changes[i]);
 }
 
-void Watch::publish(const WatchedRun& run, const WatchedRun::Changes& changes) {
+void FolderWatch::publish(const WatchedRun& run, const WatchedRun::Changes& changes) {
   for (const StepRow& row : changes.rows) {
     if (!std::isfinite(row.seconds)) continue;
     parts_.metrics
@@ -122,7 +122,7 @@ void Watch::publish(const WatchedRun& run, const WatchedRun::Changes& changes) {
   parts_.feed.publish("run", observe::line_of(event));
 }
 
-void Watch::tell(const Alert& alert, const std::string& id, const std::string& shown, bool is_run) {
+void FolderWatch::tell(const Alert& alert, const std::string& id, const std::string& shown, bool is_run) {
   const Json json = alert_json(alert, id, shown, is_run);
   parts_.feed.publish("alert", observe::line_of(json));
   if (alert.kind == "skipped") return;  // every run in fp16 has some
@@ -131,21 +131,21 @@ void Watch::tell(const Alert& alert, const std::string& id, const std::string& s
   parts_.webhook.tell(alert.kind, observe::line_of(body));
 }
 
-Json Watch::with_run(const std::string& id, const std::function<Json(WatchedRun&)>& read) {
+Json FolderWatch::with_run(const std::string& id, const std::function<Json(WatchedRun&)>& read) {
   const std::lock_guard lock(mutex_);
   const auto found = runs_.find(id);
   if (found == runs_.end()) throw http::HttpError(404, "there is no such run; it may have been moved or removed");
   return read(*found->second);
 }
 
-Json Watch::with_sweep(const std::string& id, const std::function<Json(WatchedSweep&)>& read) {
+Json FolderWatch::with_sweep(const std::string& id, const std::function<Json(WatchedSweep&)>& read) {
   const std::lock_guard lock(mutex_);
   const auto found = sweeps_.find(id);
   if (found == sweeps_.end()) throw http::HttpError(404, "there is no such sweep; it may have been moved or removed");
   return read(*found->second);
 }
 
-Json Watch::alerts_json() const {
+Json FolderWatch::alerts_json() const {
   std::vector<std::pair<double, Json>> all;
   for (const auto& [id, run] : runs_) {
     for (const Alert& alert : run->alerts())
@@ -161,7 +161,7 @@ Json Watch::alerts_json() const {
   return out;
 }
 
-std::string Watch::overview() const {
+std::string FolderWatch::overview() const {
   const std::lock_guard lock(mutex_);
   Json out{{"runs", Json::array()}, {"sweeps", Json::array()}, {"alerts", alerts_json()}, {"cut", cut_}};
   for (const auto& [id, run] : runs_) {
@@ -173,16 +173,16 @@ std::string Watch::overview() const {
   return observe::line_of(out);
 }
 
-std::size_t Watch::runs() const {
+std::size_t FolderWatch::runs() const {
   const std::lock_guard lock(mutex_);
   return runs_.size();
 }
-std::size_t Watch::experiments() const {
+std::size_t FolderWatch::experiments() const {
   const std::lock_guard lock(mutex_);
   return sweeps_.size();
 }
 
-void Watch::collect(http::Samples& samples) const {
+void FolderWatch::collect(http::Samples& samples) const {
   const std::lock_guard lock(mutex_);
   const double now = wall_seconds();
   for (const auto& [id, run] : runs_) {

@@ -21,7 +21,7 @@
 
 namespace trireme::dashboard {
 
-class Watch {
+class FolderWatch {
  public:
   struct Parts {
     std::vector<std::filesystem::path> roots;
@@ -29,7 +29,7 @@ class Watch {
     http::Metrics& metrics;
     Webhook& webhook;
   };
-  explicit Watch(Parts parts);
+  explicit FolderWatch(Parts parts);
 
   /// Looks at runs that train; `around`: at all, and for new ones. What has changed is published.
   void look(bool around);

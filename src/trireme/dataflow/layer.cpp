@@ -40,7 +40,7 @@ Payload drawn(std::uint64_t seed, const std::string& name, Index matrix, Index b
 }
 
 void require_size(const Payload& payload, Index size, const char* what) {
-  TRIREME_CHECK(payload.size() == size, "{} has {} numbers, not {}", what, payload.size(), size);
+  TRIREME_CHECK(payload.size() == size, "{} has {} elements, not {}", what, payload.size(), size);
 }
 
 class Linear final : public Layer {

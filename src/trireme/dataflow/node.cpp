@@ -19,14 +19,14 @@ Payload joined(const std::map<int, Payload>& parts) {
 Payload summed(const std::map<int, Payload>& parts) {
   Payload sum = parts.begin()->second;
   for (auto part = std::next(parts.begin()); part != parts.end(); ++part) {
-    TRIREME_CHECK(part->second.size() == sum.size(), "a sum of {} and of {} numbers", sum.size(), part->second.size());
+    TRIREME_CHECK(part->second.size() == sum.size(), "a sum of {} and of {} elements", sum.size(), part->second.size());
     for (std::size_t i = 0; i < sum.size(); ++i) sum[i] += part->second[i];
   }
   return sum;
 }
 
 Payload piece(const Payload& whole, std::size_t at, std::size_t size) {
-  TRIREME_CHECK(at + size <= whole.size(), "a piece of {} numbers from {} on of {}", size, at, whole.size());
+  TRIREME_CHECK(at + size <= whole.size(), "a piece of {} elements from {} on of {}", size, at, whole.size());
   const auto begin = whole.begin() + static_cast<std::ptrdiff_t>(at);
   return {begin, begin + static_cast<std::ptrdiff_t>(size)};
 }
@@ -72,7 +72,7 @@ void Transform::backward(int, const State& state, Payload gradient, Outbox& out)
 }
 
 void Transform::set_params(const Payload& params) {
-  TRIREME_CHECK(params.size() == params_.size(), "{} numbers for the {} parameters of {}", params.size(),
+  TRIREME_CHECK(params.size() == params_.size(), "{} elements for the {} parameters of {}", params.size(),
                 params_.size(), name_);
   params_ = params;
 }
@@ -146,7 +146,7 @@ void Split::forward(int, const State& state, Payload payload, Outbox& out) {
   std::size_t at = 0;
   for (std::size_t output = 0; output < sizes_.size(); at += sizes_[output++])
     out.forward(static_cast<int>(output), state, piece(payload, at, sizes_[output]));
-  TRIREME_CHECK(at == payload.size(), "a split of {} numbers got {}", at, payload.size());
+  TRIREME_CHECK(at == payload.size(), "a split of {} elements got {}", at, payload.size());
 }
 void Split::backward(int output, const State& state, Payload gradient, Outbox& out) {
   auto& parts = waiting_[state];
@@ -195,7 +195,7 @@ void Group::backward(int, const State& state, Payload gradient, Outbox& out) {
 
 void Ungroup::forward(int, const State& state, Payload payload, Outbox& out) {
   const auto members = static_cast<std::size_t>(grouping_.size_of(state));
-  TRIREME_CHECK(members > 0 && payload.size() % members == 0, "{} numbers are no {} equal members", payload.size(),
+  TRIREME_CHECK(members > 0 && payload.size() % members == 0, "{} elements are no {} equal members", payload.size(),
                 members);
   const std::size_t size = payload.size() / members;
   waiting_[state] = {};

@@ -77,7 +77,7 @@ OnnxTensor onnx_tensor(ProtobufReader in) {
       integers.assign(narrow.begin(), narrow.end());
     }
     if (static_cast<double>(integers.size()) != elements)
-      in.fail(fmt::format("tensor {} has {} elements and {} numbers", shown(tensor.name), elements, integers.size()));
+      in.fail(fmt::format("tensor {} has {} elements and {} values", shown(tensor.name), elements, integers.size()));
     tensor.integers = std::move(integers);
   }
   if (tensor.type == OnnxType::kFloat && elements == 1) tensor.reals = raw.empty() ? reals : little_endian<float>(raw);

@@ -126,7 +126,7 @@ std::vector<double> time_bounds() {
 void Samples::add(std::string_view name, std::string_view help, MetricType type, Labels labels, double value) {
   check_names(name, type, labels);
   const auto [entry, fresh] = families_.try_emplace(std::string(name), Family{std::string(help), type, {}});
-  TRIREME_CHECK(fresh || entry->second.type == type, "the metric {} is told as two types", name);
+  TRIREME_CHECK(fresh || entry->second.type == type, "the metric {} is registered as two types", name);
   entry->second.values.emplace_back(std::move(labels), value);
 }
 
@@ -202,7 +202,7 @@ std::string Metrics::text() const {
     for (const auto& [labels, histogram] : family.histograms) append_histogram(out, name, labels, *histogram);
   }
   for (const auto& [name, family] : samples.families_) {
-    TRIREME_CHECK(!texts.contains(name), "a collector tells the metric {}, which is registered", name);
+    TRIREME_CHECK(!texts.contains(name), "a collector emits the metric {}, which is registered", name);
     std::string& out = texts[name];
     append_intro(out, name, family.help, family.type);
     for (const auto& [labels, value] : family.values) append_sample(out, name, labels, number_text(value));

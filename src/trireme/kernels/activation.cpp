@@ -26,7 +26,7 @@ const void* bias_of(const Arguments& arguments, const at::Tensor& bias, const Ro
   if (!bias.defined()) return nullptr;
   const Rows row = arguments.rows(bias, "bias");
   if (bias.numel() != x.width || row.rows != 1 || row.element != x.element) {
-    arguments.refuse(fmt::format("{} must be {} contiguous numbers of x's type, {}", describe(bias, "bias"), x.width,
+    arguments.refuse(fmt::format("{} must be {} contiguous elements of x's type, {}", describe(bias, "bias"), x.width,
                                  to_string(x.element)));
   }
   return row.data;

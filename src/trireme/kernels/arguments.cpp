@@ -131,7 +131,7 @@ void* Arguments::sums(const at::Tensor& tensor, std::string_view name, std::int6
   check_here(tensor, name);
   const auto type = of == Element::kDouble ? c10::ScalarType::Double : c10::ScalarType::Float;
   if (tensor.scalar_type() != type || tensor.numel() != count || !tensor.is_contiguous()) {
-    refuse(fmt::format("{} must be {} contiguous numbers of type {}", describe(tensor, name), count, name_of(type)));
+    refuse(fmt::format("{} must be {} contiguous elements of type {}", describe(tensor, name), count, name_of(type)));
   }
   static char nothing;
   return count > 0 ? const_cast<void*>(tensor.const_data_ptr()) : &nothing;
@@ -140,7 +140,7 @@ void* Arguments::sums(const at::Tensor& tensor, std::string_view name, std::int6
 const std::int64_t* Arguments::numbers(const at::Tensor& tensor, std::string_view name, std::int64_t count) const {
   check_here(tensor, name);
   if (tensor.scalar_type() != c10::ScalarType::Long || tensor.numel() != count || !tensor.is_contiguous()) {
-    refuse(fmt::format("{} must be {} contiguous numbers of type int64", describe(tensor, name), count));
+    refuse(fmt::format("{} must be {} contiguous elements of type int64", describe(tensor, name), count));
   }
   return static_cast<const std::int64_t*>(tensor.const_data_ptr());
 }

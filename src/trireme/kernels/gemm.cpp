@@ -52,7 +52,7 @@ void check(const Gemm& call) {
   }
   for (const auto& [vector, length] :
        {std::pair{&epilogue.bias, n}, std::pair{&epilogue.bias_grad_out, n}, std::pair{&epilogue.bias_grad_a, m}}) {
-    TRIREME_CHECK(!vector->defined() || vector->numel() == length, "a bias of {} numbers for a GEMM of {} x {}",
+    TRIREME_CHECK(!vector->defined() || vector->numel() == length, "a bias of {} elements for a GEMM of {} x {}",
                   vector->numel(), m, n);
   }
   TRIREME_CHECK(epilogue.op != Op::kActivationBackward || epilogue.pre_activation.defined(),
@@ -65,7 +65,7 @@ void check(const Gemm& call) {
   TRIREME_CHECK(!call.transpose_a && call.transpose_b, "FP8 operands are [m, k] and [n, k]");
   TRIREME_CHECK((a.scaling == Fp8Scaling::kTensor) == (b.scaling == Fp8Scaling::kTensor),
                 "both operands of a GEMM have scales of blocks, or neither");
-  TRIREME_CHECK(!epilogue.bias_grad_a.defined(), "a bias's gradient is not taken of FP8 numbers");
+  TRIREME_CHECK(!epilogue.bias_grad_a.defined(), "a bias's gradient is not taken of FP8 operands");
 }
 
 /// Whether the CPU's library has fast loops for GEMMs of this type: oneDNN's conditions.

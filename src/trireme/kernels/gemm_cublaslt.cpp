@@ -98,7 +98,7 @@ std::optional<CudaGemm> cublaslt_call(const Gemm& call, const GemmPlan::Fused& f
   if (const at::Tensor& bias = fused.bias_grad ? bias_grad : call.epilogue.bias; fused.bias || fused.bias_grad) {
     const std::int64_t length = fused.bias_grad ? p.m : p.n;
     if (!bias.defined()) return std::nullopt;
-    TRIREME_CHECK(bias.numel() == length, "a bias of {} numbers for a GEMM of {} x {}", bias.numel(), p.m, p.n);
+    TRIREME_CHECK(bias.numel() == length, "a bias of {} elements for a GEMM of {} x {}", bias.numel(), p.m, p.n);
     if (bias.scalar_type() != out.scalar_type() || bias.stride(0) != 1) return std::nullopt;
     p.bias = bias.mutable_data_ptr();
   }

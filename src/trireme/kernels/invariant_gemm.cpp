@@ -34,7 +34,7 @@ Multiplied prepare(const Arguments& arguments, at::Tensor& out, const at::Tensor
         fmt::format("{} and {} do not fit a weight of {} x {}", describe(x, "x"), describe(out, "out"), n, k));
   }
   if (bias.defined() && (bias.numel() != n || !bias.is_contiguous() || arguments.element(bias, "bias") != in.element)) {
-    arguments.refuse(fmt::format("{} must be {} numbers of x's type", describe(bias, "bias"), n));
+    arguments.refuse(fmt::format("{} must be {} elements of x's type", describe(bias, "bias"), n));
   }
   Multiplied out_call{.element = in.element, .columns = n};
   out_call.loop = {.x = nullptr,

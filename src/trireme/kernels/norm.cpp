@@ -23,7 +23,7 @@ const NormLoops& loops(const Norm& norm, Element element) {
 Element check_weight(const Arguments& arguments, const at::Tensor& weight, const char* name, const Rows& x) {
   const Element element = arguments.element(weight, name);
   if (weight.numel() != x.width || (element != x.element && element != sums_of(x.element))) {
-    arguments.refuse(fmt::format("{} must be {} numbers of x's type, {}, or {}", describe(weight, name), x.width,
+    arguments.refuse(fmt::format("{} must be {} elements of x's type, {}, or {}", describe(weight, name), x.width,
                                  to_string(x.element), to_string(sums_of(x.element))));
   }
   return element;

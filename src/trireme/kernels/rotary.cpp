@@ -40,8 +40,8 @@ void rotary_(at::Tensor& x, const at::Tensor& cosines, const at::Tensor& sines, 
   }
   const std::int64_t rotated = 2 * cosines.size(1);
   if (rotated > x.size(3)) {
-    arguments.refuse(fmt::format("{} rotate {} numbers of a head, but {} has heads of {}", describe(cosines, "cosines"),
-                                 rotated, describe(x, "x"), x.size(3)));
+    arguments.refuse(fmt::format("{} rotate {} elements of a head, but {} has heads of {}",
+                                 describe(cosines, "cosines"), rotated, describe(x, "x"), x.size(3)));
   }
   const std::int64_t tokens = x.size(0) * x.size(1);
   const std::int64_t* numbers = arguments.numbers(positions, "positions", tokens);

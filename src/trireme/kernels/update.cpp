@@ -45,7 +45,7 @@ Stream stream(const Arguments& arguments, const at::Tensor& tensor, const char* 
                         : takes == Takes::kWide           ? "float"
                         : takes == Takes::kWideOrBfloat16 ? "float or bfloat16"
                                                           : "float, bfloat16 or half";
-    arguments.refuse(fmt::format("{} must be {} contiguous numbers, {}", describe(tensor, name), count, types));
+    arguments.refuse(fmt::format("{} must be {} contiguous elements, {}", describe(tensor, name), count, types));
   }
   return {const_cast<void*>(tensor.const_data_ptr()), element};
 }

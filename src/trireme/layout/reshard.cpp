@@ -87,9 +87,9 @@ class Planner {
     }
   }
 
-  std::vector<Transfer> transfers() {
+  std::vector<ReshardTransfer> transfers() {
     std::ranges::sort(moves_, {}, [](const Move& m) { return std::tuple(m.target, m.source, m.copy.to); });
-    std::vector<Transfer> result;
+    std::vector<ReshardTransfer> result;
     for (const auto& [source, target, copy] : moves_) {
       if (result.empty() || result.back().target != target || result.back().source != source) {
         result.push_back({source, target, {}});
@@ -208,7 +208,7 @@ void check_shapes(std::span<const Placement> from, std::span<const Placement> to
   }
 }
 
-Index elements_of(const Transfer& transfer) {
+Index elements_of(const ReshardTransfer& transfer) {
   Index count = 0;
   for (const Copy& copy : transfer.copies) count += copy.count;
   return count;
@@ -230,7 +230,7 @@ ReshardPlan plan_reshard(std::span<const Placement> from, std::span<const Placem
 }
 
 void add_sent(const ReshardPlan& plan, std::vector<std::size_t>& sent_bytes) {
-  for (const Transfer& transfer : plan.transfers) {
+  for (const ReshardTransfer& transfer : plan.transfers) {
     if (transfer.source == transfer.target) continue;
     const auto source = static_cast<std::size_t>(transfer.source);
     if (source >= sent_bytes.size()) sent_bytes.resize(source + 1);
@@ -240,7 +240,7 @@ void add_sent(const ReshardPlan& plan, std::vector<std::size_t>& sent_bytes) {
 
 ReshardVolume volume(const ReshardPlan& plan) {
   ReshardVolume total;
-  for (const Transfer& transfer : plan.transfers) {
+  for (const ReshardTransfer& transfer : plan.transfers) {
     const bool inside = transfer.source == transfer.target;
     (inside ? total.kept_bytes : total.moved_bytes) +=
         static_cast<std::size_t>(elements_of(transfer)) * plan.element_bytes;
@@ -258,7 +258,7 @@ std::string to_text(const ReshardPlan& plan, std::size_t copies) {
   std::string text = fmt::format("{}: {} stay on their rank, {} move in {}\n", plan.name,
                                  counted(total.kept_bytes / plan.element_bytes, "element"),
                                  total.moved_bytes / plan.element_bytes, counted(total.messages, "message"));
-  for (const Transfer& transfer : plan.transfers) {
+  for (const ReshardTransfer& transfer : plan.transfers) {
     text += fmt::format("  {} -> {}:", transfer.source, transfer.target);
     for (std::size_t i = 0; i < transfer.copies.size() && i < copies; ++i) {
       const Copy& copy = transfer.copies[i];

@@ -21,16 +21,16 @@ struct Copy {
   bool operator==(const Copy&) const = default;
 };
 
-struct Transfer {
+struct ReshardTransfer {
   int source = 0, target = 0;
   std::vector<Copy> copies;  ///< by ascending `to`; no two could be one
-  bool operator==(const Transfer&) const = default;
+  bool operator==(const ReshardTransfer&) const = default;
 };
 
 struct ReshardPlan {
   std::string name;
   std::size_t element_bytes = 1;
-  std::vector<Transfer> transfers;  ///< by target, then source
+  std::vector<ReshardTransfer> transfers;  ///< by target, then source
   bool operator==(const ReshardPlan&) const = default;
 };
 

@@ -45,7 +45,7 @@ Assembly::Assembly(nn::Params& params, nn::moe::Balance& balance, const spec::Mo
       slices_experts_(options.slice_experts && parallel.tensor_ranks() > 1) {
   if (shape.experts.used()) balance_.follow(rebalance_policy(shape.experts, parallel));
   if (shape.position_kind == spec::PositionKind::kRotary) {
-    rotary_ = std::make_shared<nn::RotaryTable>(
+    rotary_ = std::make_shared<nn::RotaryEmbedding>(
         shape.rotary, shape.mla.used() ? shape.mla.qk_rope_head_dim : shape.head_dim, shape.max_seq_len);
   }
 }

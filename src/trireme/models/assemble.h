@@ -97,7 +97,7 @@ class Assembly {
   const spec::ModelShape& shape_;
   const nn::ParallelContext& parallel_;
   bool recompute_core_, recompute_norms_, save_mlp_activations_, deterministic_, slices_experts_;
-  std::shared_ptr<nn::RotaryTable> rotary_;  // of all layers
+  std::shared_ptr<nn::RotaryEmbedding> rotary_;  // of all layers
   std::shared_ptr<nn::SparseLayouts> sparse_;
   std::shared_ptr<nn::RelativeBias> encoder_bias_, decoder_bias_;
 };

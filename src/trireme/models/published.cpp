@@ -302,7 +302,7 @@ void load_biases(const spec::ModelShape& shape, const formats::HfDirectory& dire
   for (const PublishedBias& bias : published_biases(shape, directory)) {
     const at::Tensor numbers = stored(directory, directory.tensor(bias.name)).to(at::kFloat);
     if (numbers.numel() != shape.experts.num_experts) {
-      throw FormatError(fmt::format("{}: tensor {} has {} numbers for {} experts", directory.path().string(),
+      throw FormatError(fmt::format("{}: tensor {} has {} elements for {} experts", directory.path().string(),
                                     formats::shown(bias.name), numbers.numel(), shape.experts.num_experts));
     }
     for (const nn::moe::ExpertLoads& layer : balance) {

@@ -12,7 +12,7 @@
 namespace trireme::nn {
 
 SelfAttention::SelfAttention(AttentionShape shape, Linear qkv, Linear out, std::optional<QueryKeyNorm> norms,
-                             std::shared_ptr<RotaryTable> rotary, std::unique_ptr<ContextCore> core)
+                             std::shared_ptr<RotaryEmbedding> rotary, std::unique_ptr<ContextCore> core)
     : core_(std::move(shape), std::move(core)),
       qkv_(qkv),
       out_(out),

@@ -29,7 +29,7 @@ class SelfAttention final : public ResidualLayer {
   /// `rotary` is shared by the layers of a model, whose positions it holds; null without. `core`: how ranks that share
   /// rows attend; null: rows are whole.
   SelfAttention(AttentionShape shape, Linear qkv, Linear out, std::optional<QueryKeyNorm> norms,
-                std::shared_ptr<RotaryTable> rotary, std::unique_ptr<ContextCore> core = nullptr);
+                std::shared_ptr<RotaryEmbedding> rotary, std::unique_ptr<ContextCore> core = nullptr);
   ResidualSum forward_add(const at::Tensor& residual, at::Tensor x, Context& context, Tape* tape) override;
   at::Tensor backward(at::Tensor dy, Context& context, Tape& tape) override;
 
@@ -45,7 +45,7 @@ class SelfAttention final : public ResidualLayer {
   AttentionCore core_;
   Linear qkv_, out_;
   std::optional<QueryKeyNorm> norms_;
-  std::shared_ptr<RotaryTable> rotary_;
+  std::shared_ptr<RotaryEmbedding> rotary_;
 };
 
 /// Inputs (x, memory), outputs (y): queries from x, keys and values from memory, the encoder's output. Ranks that share

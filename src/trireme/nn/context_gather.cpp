@@ -50,6 +50,7 @@ class GatherCore final : public ContextCore {
     });
     // Back to who has the tokens, summed over who saw them.
     std::vector<at::Tensor> blocks;
+    blocks.reserve(static_cast<std::size_t>(split_.outer));
     for (int rank = 0; rank < split_.outer; ++rank) {
       blocks.push_back(take_tokens(drows, split_.of_outer(rank, rows.size(1))));
     }

@@ -40,7 +40,7 @@ double visible_pairs(const Visibility& visibility, const TokenSpan& queries, con
   const at::Tensor query_documents = queries.documents.contiguous();
   const at::Tensor key_documents = keys.documents.contiguous();
   TRIREME_CHECK(query_documents.scalar_type() == at::kInt && key_documents.scalar_type() == at::kInt,
-                "document numbers are int32");
+                "document ids are int32");
   const auto* q = query_documents.const_data_ptr<std::int32_t>();
   const auto* k = key_documents.const_data_ptr<std::int32_t>();
   std::int64_t pairs = 0;

@@ -10,7 +10,7 @@
 namespace trireme::nn {
 
 LatentAttention::LatentAttention(AttentionShape shape, LatentSizes sizes, LatentProjections projections,
-                                 std::shared_ptr<RotaryTable> rotary, std::unique_ptr<ContextCore> core,
+                                 std::shared_ptr<RotaryEmbedding> rotary, std::unique_ptr<ContextCore> core,
                                  const ParallelContext& parallel)
     : core_(std::move(shape), std::move(core)),
       sizes_(sizes),

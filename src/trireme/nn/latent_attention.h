@@ -53,7 +53,7 @@ class LatentAttention final : public ResidualLayer {
   /// `shape` has this rank's heads, as many of keys as of queries, of LatentSizes::qk_head_dim(). `rotary` rotates
   /// qk_rope_head_dim numbers, neighbours as pairs. `core` as SelfAttention's. `parallel` is borrowed.
   LatentAttention(AttentionShape shape, LatentSizes sizes, LatentProjections projections,
-                  std::shared_ptr<RotaryTable> rotary, std::unique_ptr<ContextCore> core = nullptr,
+                  std::shared_ptr<RotaryEmbedding> rotary, std::unique_ptr<ContextCore> core = nullptr,
                   const ParallelContext& parallel = single_rank());
   ResidualSum forward_add(const at::Tensor& residual, at::Tensor x, Context& context, Tape* tape) override;
   at::Tensor backward(at::Tensor dy, Context& context, Tape& tape) override;
@@ -85,7 +85,7 @@ class LatentAttention final : public ResidualLayer {
   AttentionCore core_;
   LatentSizes sizes_;
   LatentProjections project_;
-  std::shared_ptr<RotaryTable> rotary_;
+  std::shared_ptr<RotaryEmbedding> rotary_;
   const ParallelContext* parallel_;
 };
 

@@ -176,7 +176,7 @@ void allocate(Params& params, Precision precision, at::Device device) {
 }
 
 void fill_from(Param& param, const at::Tensor& whole) {
-  TRIREME_CHECK(whole.numel() == param.elements(), "{} numbers for {}, which has {}", whole.numel(), param.name,
+  TRIREME_CHECK(whole.numel() == param.elements(), "{} elements for {}, which has {}", whole.numel(), param.name,
                 param.elements());
   if (param.master.scalar_type() == at::kDouble) {
     copy_runs<double>(param, whole);

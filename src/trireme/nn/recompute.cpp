@@ -51,7 +51,7 @@ at::Tensor gathered(const at::Tensor& part, at::IntArrayRef sizes, comm::Group& 
   group.all_gather(device::to_const_buffer(part), device::to_buffer(all)).wait();
   const std::int64_t count = c10::multiply_integers(sizes);
   TRIREME_CHECK(count <= all.numel() && all.numel() - count < group.size(),
-                "an input of {} numbers that was kept in {} parts of {}", count, group.size(), part.numel());
+                "an input of {} elements that was kept in {} parts of {}", count, group.size(), part.numel());
   return all.narrow(0, 0, count).view(sizes);
 }
 

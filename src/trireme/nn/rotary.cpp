@@ -53,7 +53,7 @@ double dynamic_base(const spec::Rotary& rotary, std::int64_t rotated, std::int64
 }
 
 template <typename Number>
-void fill(RotaryTable::Tables& tables, const RotaryFrequencies& frequencies) {
+void fill(RotaryEmbedding::Tables& tables, const RotaryFrequencies& frequencies) {
   auto* cosines = tables.cosines.data_ptr<Number>();
   auto* sines = tables.sines.data_ptr<Number>();
   for (std::int64_t position = 0; position < tables.cosines.size(0); ++position) {
@@ -91,10 +91,10 @@ RotaryFrequencies rotary_frequencies(const spec::Rotary& rotary, std::int64_t ro
   return out;
 }
 
-RotaryTable::RotaryTable(const spec::Rotary& rotary, std::int64_t rotated, std::int64_t max_seq_len)
+RotaryEmbedding::RotaryEmbedding(const spec::Rotary& rotary, std::int64_t rotated, std::int64_t max_seq_len)
     : frequencies_(rotary_frequencies(rotary, rotated, max_seq_len)) {}
 
-const RotaryTable::Tables& RotaryTable::tables(std::int64_t positions, const at::TensorOptions& options) {
+const RotaryEmbedding::Tables& RotaryEmbedding::tables(std::int64_t positions, const at::TensorOptions& options) {
   const auto type = options.dtype() == at::kDouble ? at::kDouble : at::kFloat;
   if (tables_.cosines.defined() && tables_.cosines.size(0) >= positions && tables_.cosines.scalar_type() == type &&
       tables_.cosines.device() == options.device()) {
@@ -115,7 +115,7 @@ const RotaryTable::Tables& RotaryTable::tables(std::int64_t positions, const at:
   return tables_;
 }
 
-void RotaryTable::rotate_(at::Tensor& x, const Sequence& sequence, kernels::RotaryPairs pairs, bool inverse) {
+void RotaryEmbedding::rotate_(at::Tensor& x, const Sequence& sequence, kernels::RotaryPairs pairs, bool inverse) {
   const std::int64_t count =
       sequence.position_count > 0 ? sequence.position_count : at::max(sequence.positions).item<std::int64_t>() + 1;
   const auto& [cosines, sines] = tables(count, x.options());

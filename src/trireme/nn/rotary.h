@@ -23,9 +23,9 @@ struct RotaryFrequencies {
 RotaryFrequencies rotary_frequencies(const spec::Rotary& rotary, std::int64_t rotated, std::int64_t max_seq_len);
 
 /// Cosines and sines for positions 0 .. positions - 1, grown when a longer sequence comes. Shared by a model's layers.
-class RotaryTable {
+class RotaryEmbedding {
  public:
-  RotaryTable(const spec::Rotary& rotary, std::int64_t rotated, std::int64_t max_seq_len = 0);
+  RotaryEmbedding(const spec::Rotary& rotary, std::int64_t rotated, std::int64_t max_seq_len = 0);
   struct Tables {
     at::Tensor cosines, sines;  ///< [positions, rotated / 2]
   };

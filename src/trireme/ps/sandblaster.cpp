@@ -197,13 +197,14 @@ void run_replica(comm::Mailbox& mailbox, const Shards& shards, std::uint64_t key
   }
 }
 
-struct Coordinator::Answer {
+struct SandblasterCoordinator::Answer {
   int from = 0;
   double high = 0, low = 0;  // of a dot product
   std::vector<double> values;
 };
 
-Coordinator::Coordinator(comm::Mailbox& mailbox, Shards shards, int replicas, int portions, bool backup)
+SandblasterCoordinator::SandblasterCoordinator(comm::Mailbox& mailbox, Shards shards, int replicas, int portions,
+                                               bool backup)
     : mailbox_(mailbox),
       shards_(std::move(shards)),
       replicas_(replicas),
@@ -211,7 +212,7 @@ Coordinator::Coordinator(comm::Mailbox& mailbox, Shards shards, int replicas, in
       backup_(backup),
       portions_of_(static_cast<std::size_t>(replicas)) {}
 
-double Coordinator::dot(int a, int b) {
+double SandblasterCoordinator::dot(int a, int b) {
   std::vector<TwoSum> parts(shards_.size());
   for (const Answer& answer : command(pack({.op = ShardCommand::Op::kDot, .a = a, .b = b})))
     parts[static_cast<std::size_t>(answer.from - 1)] = {answer.high, answer.low};
@@ -220,17 +221,17 @@ double Coordinator::dot(int a, int b) {
   return sum.value();
 }
 
-void Coordinator::scale(int a, double factor) {
+void SandblasterCoordinator::scale(int a, double factor) {
   command(pack({.op = ShardCommand::Op::kScale, .a = a, .factor = factor}));
 }
 
-void Coordinator::axpy(double factor, int a, int b) {
+void SandblasterCoordinator::axpy(double factor, int a, int b) {
   command(pack({.op = ShardCommand::Op::kAxpy, .a = a, .b = b, .factor = factor}));
 }
 
-void Coordinator::copy(int a, int b) { command(pack({.op = ShardCommand::Op::kCopy, .a = a, .b = b})); }
+void SandblasterCoordinator::copy(int a, int b) { command(pack({.op = ShardCommand::Op::kCopy, .a = a, .b = b})); }
 
-double Coordinator::evaluate(int weights, int gradient) {
+double SandblasterCoordinator::evaluate(int weights, int gradient) {
   ++step_;
   command(pack({.op = ShardCommand::Op::kBegin, .b = gradient, .step = step_}));
   PortionScheduler scheduler(portions_, backup_);
@@ -260,7 +261,7 @@ double Coordinator::evaluate(int weights, int gradient) {
   return loss;
 }
 
-void Coordinator::write(int slot, std::span<const double> values) {
+void SandblasterCoordinator::write(int slot, std::span<const double> values) {
   for (int server = 0; server < servers(); ++server) {
     mailbox_.post(
         1 + server, kCommandTag, 0,
@@ -269,12 +270,12 @@ void Coordinator::write(int slot, std::span<const double> values) {
   answers();
 }
 
-void Coordinator::read(int slot, std::span<double> values) {
+void SandblasterCoordinator::read(int slot, std::span<double> values) {
   for (const Answer& answer : command(pack({.op = ShardCommand::Op::kRead, .a = slot})))
     scatter(answer.values, shards_[static_cast<std::size_t>(answer.from - 1)], values);
 }
 
-void Coordinator::release_replicas() {
+void SandblasterCoordinator::release_replicas() {
   // One may still be at a portion that somebody else answered first.
   for (auto& [replica, busy] : busy_) {
     while (busy) {
@@ -286,17 +287,17 @@ void Coordinator::release_replicas() {
     mailbox_.post(1 + servers() + replica, kCommandTag, 0, pack_stop());
 }
 
-void Coordinator::release_shards() {
+void SandblasterCoordinator::release_shards() {
   for (int server = 0; server < servers(); ++server) mailbox_.post(1 + server, kCommandTag, 0, pack_stop());
 }
 
-std::vector<Coordinator::Answer> Coordinator::command(std::span<const std::byte> command) {
+std::vector<SandblasterCoordinator::Answer> SandblasterCoordinator::command(std::span<const std::byte> command) {
   for (int server = 0; server < servers(); ++server) mailbox_.post(1 + server, kCommandTag, 0, command);
   return answers();
 }
 
 /// One of each server; answers of replicas to a step that is over may come between them.
-std::vector<Coordinator::Answer> Coordinator::answers() {
+std::vector<SandblasterCoordinator::Answer> SandblasterCoordinator::answers() {
   std::vector<Answer> all;
   while (all.size() < shards_.size()) {
     Unpacked answer = receive_command(mailbox_, kAnswerTag);
@@ -321,7 +322,7 @@ void run_sandblaster(comm::Mailbox& mailbox, const SandblasterOptions& options, 
     return run_shard(mailbox, shard);
   }
   const int portions = options.portions > 0 ? options.portions : kPortionsPerReplica * options.replicas;
-  Coordinator space(mailbox, shards, options.replicas, portions, options.backup);
+  SandblasterCoordinator space(mailbox, shards, options.replicas, portions, options.backup);
   space.write(kWeightSlot, start);
   result.report = minimize_lbfgs(space, options.lbfgs);
   result.weights.resize(keys);

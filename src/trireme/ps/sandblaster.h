@@ -143,10 +143,10 @@ void run_replica(comm::Mailbox& mailbox, const Shards& shards, std::uint64_t key
 void read_slot(comm::Mailbox& mailbox, const Shards& shards, int slot, std::span<double> values);
 
 /// The slots of all shards, by commands; gradients by portions.
-class Coordinator final : public VectorSpace {
+class SandblasterCoordinator final : public VectorSpace {
  public:
   /// `mailbox` is borrowed.
-  Coordinator(comm::Mailbox& mailbox, Shards shards, int replicas, int portions, bool backup);
+  SandblasterCoordinator(comm::Mailbox& mailbox, Shards shards, int replicas, int portions, bool backup);
   double dot(int a, int b) override;
   void scale(int a, double factor) override;
   void axpy(double factor, int a, int b) override;

@@ -6,35 +6,21 @@ namespace trireme::schedule {
 
 namespace {
 
-class Computation {
- public:
-  Computation(const Schedule& schedule, Report& report)
-      : schedule_(schedule),
-        faults_(report),
-        cells_(static_cast<std::size_t>(schedule.chunks()) * static_cast<std::size_t>(schedule.micros)) {}
+struct ComputedCell {
+  bool forward = false, doubled = false, recomputed = false, input = false, weight = false;
+};
 
-  void run() {
-    for (rank_ = 0; rank_ < static_cast<int>(schedule_.ranks.size()); ++rank_) {
-      const auto& list = schedule_.ranks[static_cast<std::size_t>(rank_)];
-      for (position_ = 0; position_ < list.size(); ++position_) {
-        now_ = &list[position_];
-        if (is_placed()) step();
-      }
-    }
-    for (int chunk = 0; chunk < schedule_.chunks(); ++chunk) {
-      for (int micro = 0; micro < schedule_.micros; ++micro) complete(chunk, micro);
-    }
-  }
+class Computation : public TableWalk<Computation, ComputedCell> {
+ public:
+  using TableWalk::TableWalk;
 
  private:
-  struct Cell {
-    bool forward = false, doubled = false, recomputed = false, input = false, weight = false;
-  };
-  Cell& cell(int chunk, int micro) {
-    return cells_[static_cast<std::size_t>(chunk) * static_cast<std::size_t>(schedule_.micros) +
-                  static_cast<std::size_t>(micro)];
+  friend TableWalk;
+  using Cell = ComputedCell;
+
+  void visit() {
+    if (is_placed()) step();
   }
-  void fault(const std::string& why) { faults_.at(rank_, position_, *now_, why); }
 
   /// Its numbers are in range, and the rank is the one where that micro meets that chunk.
   bool is_placed() {
@@ -136,13 +122,6 @@ class Computation {
     if (!mine.input) missing("never goes backward through");
     if (!mine.weight) missing("never gives its weight gradient of");
   }
-
-  const Schedule& schedule_;
-  Faults faults_;
-  std::vector<Cell> cells_;
-  const Instruction* now_ = nullptr;
-  int rank_ = 0;
-  std::size_t position_ = 0;
 };
 
 }  // namespace

@@ -10,43 +10,30 @@ namespace trireme::schedule {
 
 namespace {
 
-/// Posts and waits against the passes they serve, rank by rank.
-class Posts {
- public:
-  Posts(const Schedule& schedule, Report& report)
-      : schedule_(schedule),
-        faults_(report),
-        cells_(static_cast<std::size_t>(schedule.chunks()) * static_cast<std::size_t>(schedule.micros)) {}
+constexpr std::size_t kTransferKinds = 4;
+struct TransferCell {
+  bool forward = false, backward = false;
+  bool posted[kTransferKinds] = {}, waited[kTransferKinds] = {};
+};
 
-  void run() {
-    for (rank_ = 0; rank_ < static_cast<int>(schedule_.ranks.size()); ++rank_) {
-      const auto& list = schedule_.ranks[static_cast<std::size_t>(rank_)];
-      for (position_ = 0; position_ < list.size(); ++position_) {
-        now_ = &list[position_];
-        if (is_transfer(now_->op)) transfer();
-        if (does_forward(*now_)) forward(now_->chunk, now_->micro);
-        if (does_input_gradient(*now_)) backward(backward_chunk(*now_), backward_micro(*now_));
-      }
-    }
-    for (int chunk = 0; chunk < schedule_.chunks(); ++chunk) {
-      for (int micro = 0; micro < schedule_.micros; ++micro) complete(chunk, micro);
-    }
-  }
+/// Posts and waits against the passes they serve, rank by rank.
+class Posts : public TableWalk<Posts, TransferCell> {
+ public:
+  using TableWalk::TableWalk;
 
  private:
-  static constexpr std::size_t kKinds = 4;
-  struct Cell {
-    bool forward = false, backward = false;
-    bool posted[kKinds] = {}, waited[kKinds] = {};
-  };
+  friend TableWalk;
+  using Cell = TransferCell;
+
   static std::size_t kind(Op post) {
     return static_cast<std::size_t>(post) - static_cast<std::size_t>(Op::kSendActivation);
   }
-  Cell& cell(int chunk, int micro) {
-    return cells_[static_cast<std::size_t>(chunk) * static_cast<std::size_t>(schedule_.micros) +
-                  static_cast<std::size_t>(micro)];
+
+  void visit() {
+    if (is_transfer(now_->op)) transfer();
+    if (does_forward(*now_)) forward(now_->chunk, now_->micro);
+    if (does_input_gradient(*now_)) backward(backward_chunk(*now_), backward_micro(*now_));
   }
-  void fault(const std::string& why) { faults_.at(rank_, position_, *now_, why); }
 
   void forward(int chunk, int micro) {
     Cell& mine = cell(chunk, micro);
@@ -81,20 +68,13 @@ class Posts {
 
   void complete(int chunk, int micro) {
     const Cell& mine = cell(chunk, micro);
-    for (std::size_t i = 0; i < kKinds; ++i) {
+    for (std::size_t i = 0; i < kTransferKinds; ++i) {
       if (mine.posted[i] && !mine.waited[i])
         faults_.add(
             fmt::format("rank {}: the {} of micro {} at chunk {} is never waited for", schedule_.rank_of(chunk, micro),
                         info(static_cast<Op>(static_cast<std::size_t>(Op::kSendActivation) + i)).words, micro, chunk));
     }
   }
-
-  const Schedule& schedule_;
-  Faults faults_;
-  std::vector<Cell> cells_;
-  const Instruction* now_ = nullptr;
-  int rank_ = 0;
-  std::size_t position_ = 0;
 };
 
 void check_matching(const Wiring& wiring, Faults& faults) {

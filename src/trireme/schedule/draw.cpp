@@ -54,23 +54,23 @@ std::string_view name_of(Paint paint) {
   }
 }
 
-std::string micros_of(const Box& box) {
+std::string micros_of(const DrawnBox& box) {
   return box.micros == 1 ? fmt::format("{}", box.micro) : fmt::format("{},{}", box.micro, box.micro + 1);
 }
 
-std::vector<std::vector<Box>> boxes_of(const Drawing& drawing) {
+std::vector<std::vector<DrawnBox>> boxes_of(const Drawing& drawing) {
   const Schedule& schedule = drawing.schedule;
   const bool versions = schedule.weights != WeightChoice::kFlush;
   const Report report = versions ? check(schedule) : Report{};
-  std::vector<std::vector<Box>> lanes;
+  std::vector<std::vector<DrawnBox>> lanes;
   for (std::size_t rank = 0; rank < drawing.timing.ranks.size(); ++rank) {
     const std::vector<int> held = chunks_of(schedule, static_cast<int>(rank));
     auto& lane = lanes.emplace_back();
     OpenPasses open(schedule);
     for (const Span& span : drawing.timing.ranks[rank].spans) {
       const Instruction& it = span.instruction;
-      const auto add = [&](Paint paint, int chunk, int micro) -> Box& {
-        Box box{.paint = paint, .chunk = chunk, .micro = micro, .start = span.start, .end = span.end};
+      const auto add = [&](Paint paint, int chunk, int micro) -> DrawnBox& {
+        DrawnBox box{.paint = paint, .chunk = chunk, .micro = micro, .start = span.start, .end = span.end};
         box.turn = static_cast<int>(std::ranges::find(held, chunk) - held.begin());
         if (versions && paint == Paint::kForward) box.version = report.uses.forward(chunk, micro);
         if (versions && (paint == Paint::kBackward || paint == Paint::kInput))

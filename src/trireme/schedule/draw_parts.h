@@ -18,7 +18,7 @@ namespace trireme::schedule {
 enum class Paint { kForward, kBackward, kInput, kWeight, kRecompute, kUpdate, kOther };
 
 /// One box: half of a span where it is an overlapped pair.
-struct Box {
+struct DrawnBox {
   Paint paint;
   int chunk, micro;            // -1 where there is none
   int micros = 1;              // from `micro` on
@@ -38,9 +38,9 @@ Picture draw_scaled(const Drawing& drawing, double scale);
 
 std::string_view name_of(Paint paint);
 /// "3", of a doubled forward "4,5".
-std::string micros_of(const Box& box);
+std::string micros_of(const DrawnBox& box);
 /// The boxes of every rank, in order of time.
-std::vector<std::vector<Box>> boxes_of(const Drawing& drawing);
+std::vector<std::vector<DrawnBox>> boxes_of(const Drawing& drawing);
 /// "gpipe, 4 ranks, 8 micros".
 std::string title_of(const Drawing& drawing);
 /// "takes 33, idle 27.3 %".

@@ -57,7 +57,7 @@ class Svg {
       : drawing_(drawing), lanes_(boxes_of(drawing)) {
     double shortest = drawing.timing.makespan;
     for (const auto& lane : lanes_) {
-      for (const Box& box : lane) {
+      for (const DrawnBox& box : lane) {
         if (box.end > box.start) shortest = std::min(shortest, box.end - box.start);
       }
     }
@@ -108,10 +108,10 @@ class Svg {
     add("<text x=\"{}\" y=\"{:.1f}\">rank {}</text>\n", kMargin, top + kLane / 2 + 4, rank);
     add("<rect x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" height=\"{}\" fill=\"url(#idle)\"/>\n", x(0), top,
         makespan * scale_, kLane);
-    for (const Box& box : lanes_[rank]) {
+    for (const DrawnBox& box : lanes_[rank]) {
       if (box.end > box.start) draw(box, top);
     }
-    for (const Box& box : lanes_[rank]) {
+    for (const DrawnBox& box : lanes_[rank]) {
       if (box.paint == Paint::kUpdate && box.end <= box.start) tick(box, top);
     }
     const double idle = makespan > 0 ? 100 * drawing_.timing.idle(static_cast<int>(rank)) / makespan : 0;
@@ -119,7 +119,7 @@ class Svg {
         idle);
   }
 
-  void draw(const Box& box, double top) {
+  void draw(const DrawnBox& box, double top) {
     used_.insert(box.paint);
     if (box.is_upper_half) has_pairs_ = true;
     const bool half = box.is_upper_half || box.is_lower_half;
@@ -148,7 +148,7 @@ class Svg {
   }
 
   /// An update that takes no time.
-  void tick(const Box& box, double top) {
+  void tick(const DrawnBox& box, double top) {
     used_.insert(Paint::kUpdate);
     add("<line x1=\"{0:.2f}\" y1=\"{1:.1f}\" x2=\"{0:.2f}\" y2=\"{2:.1f}\" stroke=\"#222\" stroke-width=\"2\"/>\n",
         x(box.start), top - 2, top + kLane + 2);
@@ -183,7 +183,7 @@ class Svg {
     entry("url(#idle)", "idle");
     std::string note;
     const bool lighter = std::ranges::any_of(lanes_, [](const auto& lane) {
-      return std::ranges::any_of(lane, [](const Box& box) { return box.turn > 0 && box.chunk >= 0; });
+      return std::ranges::any_of(lane, [](const DrawnBox& box) { return box.turn > 0 && box.chunk >= 0; });
     });
     if (lighter) note = "lighter: a later chunk of the rank";
     if (has_pairs_) note += note.empty() ? "two halves: overlapped" : "; two halves: overlapped";
@@ -194,7 +194,7 @@ class Svg {
   }
 
   const Drawing& drawing_;
-  std::vector<std::vector<Box>> lanes_;
+  std::vector<std::vector<DrawnBox>> lanes_;
   double scale_ = 1, width_ = 0, height_ = 0;
   std::set<Paint> used_;
   bool has_pairs_ = false;

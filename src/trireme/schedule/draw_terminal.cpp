@@ -47,7 +47,7 @@ int terminal_color_of(Paint paint) {
 }
 
 /// "F3", of the second chunk of its rank "F3b"; a pair as its forward with a plus.
-std::string label_of(const Box& box) {
+std::string label_of(const DrawnBox& box) {
   std::string label(static_cast<std::size_t>(box.micros), letter_of(box.paint));
   if (box.micro >= 0) label += std::to_string(box.micro);
   if (box.turn > 0 && box.chunk >= 0) label += static_cast<char>('a' + std::min(box.turn, 25));
@@ -60,10 +60,10 @@ struct Scale {
   bool has_labels = true;
   double wanted_columns = 0;
 
-  Scale(const std::vector<std::vector<Box>>& lanes, double makespan, std::size_t width) {
+  Scale(const std::vector<std::vector<DrawnBox>>& lanes, double makespan, std::size_t width) {
     double wanted = 0;  // so that every label fits its box, with a space
     for (const auto& lane : lanes) {
-      for (const Box& box : lane) {
+      for (const DrawnBox& box : lane) {
         if (box.end > box.start && !box.is_lower_half)
           wanted = std::max(wanted, static_cast<double>(label_of(box).size() + 1) / (box.end - box.start));
       }
@@ -91,7 +91,7 @@ std::string to_terminal(const Drawing& drawing, std::size_t width, bool colors) 
   for (std::size_t rank = 0; rank < lanes.size(); ++rank) {
     std::string line(scale.column(drawing.timing.makespan), '.');
     std::vector<int> paint(line.size(), 0);
-    for (const Box& box : lanes[rank]) {
+    for (const DrawnBox& box : lanes[rank]) {
       const std::size_t begin = scale.column(box.start), end = std::min(scale.column(box.end), line.size());
       if (begin >= end || box.is_lower_half) continue;
       const std::string label = label_of(box);

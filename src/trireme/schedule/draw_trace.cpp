@@ -20,7 +20,7 @@ class Trace {
     out_.event(R"("ph":"M","pid":0,"name":"process_name","args":{{"name":{}}})", TraceText::quoted(title_of(drawing_)));
     for (std::size_t rank = 0; rank < lanes_.size(); ++rank) {
       out_.event(R"("ph":"M","pid":0,"tid":{0},"name":"thread_name","args":{{"name":"rank {0}"}})", rank);
-      for (const Box& box : lanes_[rank]) pass(rank, box);
+      for (const DrawnBox& box : lanes_[rank]) pass(rank, box);
       held(rank);
     }
     for (const auto& [key, sender] : forwards_) arrow(sender, forwards_, key, +1, "activation");
@@ -37,7 +37,7 @@ class Trace {
 
   static double us(double time) { return time * kMicrosecondsPerUnit; }
 
-  void pass(std::size_t rank, const Box& box) {
+  void pass(std::size_t rank, const DrawnBox& box) {
     const Key key{box.chunk, box.micro};
     for (int i = 0; i < box.micros && box.paint == Paint::kForward; ++i) {
       forwards_[{box.chunk, box.micro + i}] = {rank, box.start, box.end};
@@ -60,7 +60,7 @@ class Trace {
   /// Micros in flight on the rank, as a counter.
   void held(std::size_t rank) {
     int count = 0;
-    for (const Box& box : lanes_[rank]) {
+    for (const DrawnBox& box : lanes_[rank]) {
       const bool begins = box.paint == Paint::kForward;
       const bool ends = box.paint == Paint::kBackward || box.paint == Paint::kWeight;
       if (!begins && !ends) continue;
@@ -83,7 +83,7 @@ class Trace {
   }
 
   const Drawing& drawing_;
-  std::vector<std::vector<Box>> lanes_;
+  std::vector<std::vector<DrawnBox>> lanes_;
   std::map<Key, Place> forwards_, backwards_;
   int arrows_ = 0;
   TraceText out_{TraceText::Form::kWhole};

@@ -146,13 +146,12 @@ void describe(config::Section<RotaryConfig>& section) {
   section.field("scaling", &RotaryConfig::scaling,
                 "RoPE scaling: none, linear, dynamic (NTK-aware, for sequences of max_seq_len), llama3 or yarn");
   section.field("factor", &RotaryConfig::factor, "context length after scaling over the original one").above(0.0);
-  section.field("low_frequency", &RotaryConfig::low_frequency,
-                "llama3: low_freq_factor; slower frequencies are scaled by the whole factor");
-  section.field("high_frequency", &RotaryConfig::high_frequency,
-                "llama3: high_freq_factor; faster frequencies are not scaled");
+  section.field("low_freq_factor", &RotaryConfig::low_frequency,
+                "llama3: slower frequencies are scaled by the whole factor");
+  section.field("high_freq_factor", &RotaryConfig::high_frequency, "llama3: faster frequencies are not scaled");
   section
-      .field("original_positions", &RotaryConfig::original_positions,
-             "dynamic, llama3, yarn: original_max_position_embeddings, the context length before scaling, in tokens")
+      .field("original_max_position_embeddings", &RotaryConfig::original_positions,
+             "dynamic, llama3, yarn: context length before scaling, in tokens")
       .at_least(1);
   section
       .field("beta_fast", &RotaryConfig::beta_fast,
@@ -179,6 +178,9 @@ void describe(config::Section<RotaryConfig>& section) {
              "unset")
       .at_least(0.0);
   section.field("truncate", &RotaryConfig::truncate, "yarn: round the ends of the blended range to whole dimensions");
+  section.retired("low_frequency", "low_freq_factor");
+  section.retired("high_frequency", "high_freq_factor");
+  section.retired("original_positions", "original_max_position_embeddings");
 }
 
 void describe(config::Section<MlaConfig>& section) {

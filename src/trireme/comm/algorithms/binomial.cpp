@@ -95,7 +95,7 @@ Routine binomial_gather(const Shape& shape, int rank) {
   const View own = own_input(shape, rank);
   View view = whole_output(shape);
   if (rank != shape.root) {
-    const Range subtree = blocks.range(tree.first, tree.last);
+    const ElementRange subtree = blocks.range(tree.first, tree.last);
     view = tree.children.empty() ? own : View{to.scratch(subtree.count), subtree.begin};
   }
   to.copy(own.at(blocks[rank]), view.at(blocks[rank]));
@@ -110,7 +110,7 @@ Routine binomial_scatter(const Shape& shape, int rank) {
   const View own = own_output(shape, rank);
   View view = whole_input(shape);
   if (rank != shape.root) {
-    const Range subtree = blocks.range(tree.first, tree.last);
+    const ElementRange subtree = blocks.range(tree.first, tree.last);
     view = tree.children.empty() ? own : View{to.scratch(subtree.count), subtree.begin};
   }
   binomial_scatter(to, whole_group(shape, rank), tree, blocks, view);

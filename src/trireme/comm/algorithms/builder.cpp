@@ -29,7 +29,7 @@ Subgroup whole_group(const Shape& shape, int rank) {
   return group;
 }
 
-BlockBounds BlockBounds::even(Range whole, int parts) {
+BlockBounds BlockBounds::even(ElementRange whole, int parts) {
   BlockBounds blocks;
   const auto divisor = static_cast<std::size_t>(parts);
   const std::size_t length = whole.count / divisor, longer = whole.count % divisor;
@@ -45,7 +45,7 @@ BlockBounds BlockBounds::of(std::span<const std::size_t> counts) {
   return blocks;
 }
 
-Range BlockBounds::range(int first, int last) const {
+ElementRange BlockBounds::range(int first, int last) const {
   const std::size_t begin = bounds_[static_cast<std::size_t>(first)];
   return {begin, bounds_[static_cast<std::size_t>(last)] - begin};
 }

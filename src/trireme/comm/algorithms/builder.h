@@ -28,7 +28,7 @@ struct Subgroup {
 Subgroup whole_group(const Shape& shape, int rank);
 
 /// Elements [begin, begin + count) of the vector that a collective works on.
-struct Range {
+struct ElementRange {
   std::size_t begin = 0, count = 0;
   std::size_t end() const { return begin + count; }
 };
@@ -37,13 +37,13 @@ struct Range {
 class BlockBounds {
  public:
   /// BlockBounds that differ by one element at most, the longer ones first.
-  static BlockBounds even(Range whole, int parts);
+  static BlockBounds even(ElementRange whole, int parts);
   static BlockBounds of(std::span<const std::size_t> counts);
 
   int size() const { return static_cast<int>(bounds_.size()) - 1; }
-  Range operator[](int block) const { return range(block, block + 1); }
-  Range range(int first, int last) const;  // blocks first .. last-1
-  Range whole() const { return range(0, size()); }
+  ElementRange operator[](int block) const { return range(block, block + 1); }
+  ElementRange range(int first, int last) const;  // blocks first .. last-1
+  ElementRange whole() const { return range(0, size()); }
   std::size_t longest() const;
   /// Neighbours united: block i is what lay in [bounds[i], bounds[i+1]).
   BlockBounds united(std::span<const int> bounds) const;
@@ -57,7 +57,7 @@ struct View {
   Slice memory;
   std::size_t origin = 0;
 
-  Slice at(Range range) const { return {memory.space, memory.begin + (range.begin - origin), range.count}; }
+  Slice at(ElementRange range) const { return {memory.space, memory.begin + (range.begin - origin), range.count}; }
 };
 
 /// A block in several pieces; each piece is a message of its own.

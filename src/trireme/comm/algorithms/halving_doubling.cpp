@@ -39,9 +39,9 @@ struct Fold {
 
 /// The pair cuts the vector in halves, each combines one, and the guest sends its half over: the arithmetic is shared.
 /// The guest needs room for the upper half only.
-void fold_in(RoutineBuilder& to, const Fold& fold, Range whole, const View& source, const View& into) {
-  const Range lower{whole.begin, whole.count / 2}, upper{lower.end(), whole.count - lower.count};
-  const Range keep = fold.host ? lower : upper, give = fold.host ? upper : lower;
+void fold_in(RoutineBuilder& to, const Fold& fold, ElementRange whole, const View& source, const View& into) {
+  const ElementRange lower{whole.begin, whole.count / 2}, upper{lower.end(), whole.count - lower.count};
+  const ElementRange keep = fold.host ? lower : upper, give = fold.host ? upper : lower;
   to.recv_reduce(fold.mate, source.at(keep), into.at(keep));
   to.send(fold.mate, source.at(give));
   if (fold.host)
@@ -63,7 +63,7 @@ Subgroup bit_reversed(const Subgroup& group) {
 }
 
 /// What a member still has to do with after the first exchange: the half that its own block lies in.
-Range kept_half(const Subgroup& group, const BlockBounds& blocks) {
+ElementRange kept_half(const Subgroup& group, const BlockBounds& blocks) {
   const int half = group.size() / 2;
   return group.me < half ? blocks.range(0, half) : blocks.range(half, group.size());
 }
@@ -76,9 +76,9 @@ void recursive_halving(RoutineBuilder& to, const Subgroup& group, const BlockBou
   for (int half = group.size() / 2; half >= 1; half /= 2) {
     const bool lower = group.me < first + half;
     const int partner = lower ? group.me + half : group.me - half;
-    const Range low = blocks.range(first, first + half), high = blocks.range(first + half, first + 2 * half);
+    const ElementRange low = blocks.range(first, first + half), high = blocks.range(first + half, first + 2 * half);
     if (!lower) first += half;
-    const Range keep = lower ? low : high, give = lower ? high : low;
+    const ElementRange keep = lower ? low : high, give = lower ? high : low;
     const View& target = half == 1 ? last : into;
     // Sending first: its segments leave as they come in from the step before, while the receive, which goes into the
     // same memory, has to wait for all of them.
@@ -88,7 +88,7 @@ void recursive_halving(RoutineBuilder& to, const Subgroup& group, const BlockBou
   }
 }
 
-void halving_doubling_all_reduce(RoutineBuilder& to, const Subgroup& group, Range whole, const View& source,
+void halving_doubling_all_reduce(RoutineBuilder& to, const Subgroup& group, ElementRange whole, const View& source,
                                  const View& into) {
   const Fold fold(group);
   if (fold.host || fold.guest) fold_in(to, fold, whole, source, into);
@@ -115,13 +115,13 @@ Routine halving_doubling_reduce(const Shape& shape, int rank) {
   Subgroup group{{}, (rank - shape.root + shape.ranks) % shape.ranks};
   for (int index = 0; index < shape.ranks; ++index) group.ranks.push_back((shape.root + index) % shape.ranks);
   const Fold fold(group);
-  const Range whole{0, shape.count};
+  const ElementRange whole{0, shape.count};
   const Subgroup members = bit_reversed(fold.rest);
   const BlockBounds blocks = BlockBounds::even(whole, members.size());
 
   View into = whole_output(shape);
   if (rank != shape.root) {
-    Range held = kept_half(members, blocks);
+    ElementRange held = kept_half(members, blocks);
     if (fold.host) held = whole;
     if (fold.guest) held = {shape.count / 2, shape.count - shape.count / 2};
     into = {to.scratch(held.count), held.begin};
@@ -139,10 +139,10 @@ Routine halving_doubling_reduce_scatter(const Shape& shape, int rank) {
   RoutineBuilder to(shape, rank, Cut::kSegments);
   const Fold fold(whole_group(shape, rank));
   const BlockBounds all = BlockBounds::of(shape.counts);
-  const Range whole = all.whole();
+  const ElementRange whole = all.whole();
   const View source = whole_input(shape), output = own_output(shape, rank);
   if (fold.guest) {
-    const Range upper{whole.count / 2, whole.count - whole.count / 2};
+    const ElementRange upper{whole.count / 2, whole.count - whole.count / 2};
     fold_in(to, fold, whole, source, {to.scratch(upper.count), upper.begin});
     to.recv(fold.mate, output.at(all[rank]));
     return to.take();
@@ -151,7 +151,7 @@ Routine halving_doubling_reduce_scatter(const Shape& shape, int rank) {
   const BlockBounds blocks = all.united(fold.bounds);
   if (!fold.host) {
     const bool direct = fold.rest.size() == 2;  // the only exchange yields the output
-    const Range held = direct ? Range{} : kept_half(fold.rest, blocks);
+    const ElementRange held = direct ? ElementRange{} : kept_half(fold.rest, blocks);
     recursive_halving(to, fold.rest, blocks, source, {to.scratch(held.count), held.begin}, output);
     to.finish(output.at(all[rank]));
     return to.take();

@@ -104,7 +104,7 @@ Routine hierarchical_all_reduce(const Shape& shape, int rank) {
   const Nodes nodes(shape, rank);
   const Subgroup inside = nodes.inside();
   const View input = whole_input(shape), output = whole_output(shape);
-  const Range whole{0, shape.count};
+  const ElementRange whole{0, shape.count};
   if (nodes.equal) {
     const BlockBounds blocks = BlockBounds::even(whole, inside.size());
     const auto parts = bundles(blocks, output);

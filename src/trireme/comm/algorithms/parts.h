@@ -31,7 +31,7 @@ void recursive_doubling_all_gather(RoutineBuilder& to, const Subgroup& group, co
 void recursive_halving(RoutineBuilder& to, const Subgroup& group, const BlockBounds& blocks, View source,
                        const View& into, const View& last);
 /// Everyone ends with the finished combination of `whole` in `into`. Any number of members.
-void halving_doubling_all_reduce(RoutineBuilder& to, const Subgroup& group, Range whole, const View& source,
+void halving_doubling_all_reduce(RoutineBuilder& to, const Subgroup& group, ElementRange whole, const View& source,
                                  const View& into);
 
 // ---- binomial.cpp

@@ -4,9 +4,9 @@
 #include "trireme/base/error.h"
 #include "trireme/comm/mpi_plugin/mpi_mailbox.h"
 #include "trireme/comm/mpi_plugin/mpi_native.h"
-#include "trireme/comm/mpi_plugin/mpi_node.h"
 #include "trireme/comm/mpi_plugin/mpi_plugin.h"
 #include "trireme/comm/mpi_plugin/mpi_transfer.h"
+#include "trireme/comm/shared_node.h"
 
 namespace trireme::comm {
 namespace {
@@ -40,6 +40,65 @@ class MpiLibrary {
  private:
   bool started_ = false;
 };
+
+/// The ranks of a communicator, which is borrowed.
+class MpiBootstrap final : public Bootstrap {
+ public:
+  explicit MpiBootstrap(MPI_Comm comm) : comm_(comm) {}
+  bool is_first() const override {
+    int rank = 0;
+    MPI_Comm_rank(comm_, &rank);
+    return rank == 0;
+  }
+  void broadcast(void* data, std::size_t bytes) override {
+    check_mpi(MPI_Bcast(data, static_cast<int>(bytes), MPI_BYTE, 0, comm_), "sharing memory");
+  }
+  bool all(bool mine) override {
+    int value = mine ? 1 : 0, result = 0;
+    check_mpi(MPI_Allreduce(&value, &result, 1, MPI_INT, MPI_MIN, comm_), "agreeing on shared memory");
+    return result != 0;
+  }
+
+ private:
+  MPI_Comm comm_;
+};
+
+/// A bootstrap with a communicator of its own.
+class OwnMpiBootstrap final : public Bootstrap {
+ public:
+  explicit OwnMpiBootstrap(MPI_Comm comm) : comm_(comm), bootstrap_(comm) {}
+  ~OwnMpiBootstrap() override { MPI_Comm_free(&comm_); }
+  bool is_first() const override { return bootstrap_.is_first(); }
+  void broadcast(void* data, std::size_t bytes) override { bootstrap_.broadcast(data, bytes); }
+  bool all(bool mine) override { return bootstrap_.all(mine); }
+
+ private:
+  MPI_Comm comm_;
+  MpiBootstrap bootstrap_;
+};
+
+/// The ranks of this node as MPI finds them. All ranks of `world` call this.
+std::unique_ptr<SharedNode> make_mpi_node(MPI_Comm world, int ranks_per_node) {
+  int rank = 0, ranks = 1;
+  MPI_Comm_rank(world, &rank);
+  MPI_Comm_size(world, &ranks);
+  MPI_Comm local = MPI_COMM_NULL;
+  check_mpi(MPI_Comm_split_type(world, MPI_COMM_TYPE_SHARED, rank, MPI_INFO_NULL, &local),
+            "finding the ranks of this node");
+  int first = rank;  // names the node: MPI knows best who shares memory
+  check_mpi(MPI_Bcast(&first, 1, MPI_INT, 0, local), "finding the ranks of this node");
+  const ProcessCard mine = own_process_card(static_cast<unsigned long>(first));
+  std::vector<ProcessCard> cards(static_cast<std::size_t>(ranks));
+  check_mpi(MPI_Allgather(&mine, sizeof mine, MPI_BYTE, cards.data(), sizeof mine, MPI_BYTE, world),
+            "meeting the other ranks");
+  auto node = std::make_unique<SharedNode>(rank, cards, ranks_per_node, [&](const std::vector<int>& locals) {
+    MPI_Comm cut = MPI_COMM_NULL;
+    check_mpi(MPI_Comm_split(local, locals.front(), rank, &cut), "cutting nodes");
+    return std::make_unique<OwnMpiBootstrap>(cut);
+  });
+  MPI_Comm_free(&local);
+  return node;
+}
 
 class MpiTransport final : public Transport {
  public:

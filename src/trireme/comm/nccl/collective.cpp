@@ -28,96 +28,54 @@ void whatever_is_there(std::byte* mine, const std::byte* theirs, std::size_t byt
 }  // namespace
 
 NcclCollective::NcclCollective(NcclEndpoint& endpoint, const GpuCallSite& site, const Call& call)
-    : endpoint_(endpoint),
-      site_(site),
-      call_(call),
-      alone_(site.members.ranks.size() == 1),
-      ready_(endpoint.cuda(), endpoint.events()),
-      over_(endpoint.cuda(), endpoint.events()) {
-  const device::CudaRuntime& cuda = endpoint_.cuda();
-  const device::CudaStream stream = cuda.current_stream();
-  if (alone_) {
-    for (const NcclStep& step : nccl_steps(call_, 0, 1)) {
-      check_gpu(cuda.memcpy_async(step.out, step.in, step.count * call_.element(), stream), "a copy");
-    }
-    phase_ = Phase::kDone;
+    : NcclCall(endpoint, site, call), alone_(site.members.ranks.size() == 1) {
+  if (!alone_) {
+    note_stream();
     return;
   }
-  captured_ = endpoint_.is_capturing(stream);
-  check_gpu(cuda.record_event(ready_.get(), stream), "recording the event of a call's data");
-}
-
-NcclCollective::~NcclCollective() {
-  if (ordered_) endpoint_.order().leave(id());
+  for (const NcclStep& step : nccl_steps(call_, 0, 1)) {
+    check_gpu(endpoint_.cuda().memcpy_async(step.out, step.in, step.count * call_.element(),
+                                            endpoint_.cuda().current_stream()),
+              "a copy");
+  }
+  skip();
 }
 
 Rounds::Context NcclCollective::round_context() const { return {site_.host, site_.members, call_.key, site_.tag}; }
 
-Progress NcclCollective::advance(Effort effort) {
-  bool moved = false;
-  while (phase_ != Phase::kDone) {
-    const Progress progress = step(effort);
-    if (progress != Progress::kDone) return moved ? Progress::kMoved : progress;
-    moved = true;
-  }
-  return Progress::kDone;
-}
-
-/// One phase; kDone: the next may begin.
-Progress NcclCollective::step(Effort effort) {
+Progress NcclCollective::agree(Effort effort) {
   Progress progress = Progress::kDone;
-  switch (phase_) {
-    case Phase::kArrive:
+  switch (agreeing_) {
+    case Agreeing::kArrive: {
       progress = arrive(effort);
-      if (progress == Progress::kDone) {
-        const bool unknown_sizes = call_.key.op == Op::kAllToAll && call_.blocks.offsets != nullptr;
-        phase_ = unknown_sizes ? Phase::kLetters : Phase::kStamp;
-      }
-      return progress;
-    case Phase::kLetters:
-      progress = letters(effort);
-      if (progress == Progress::kDone) phase_ = Phase::kStamp;
-      return progress;
-    case Phase::kStamp:
-      progress = stamp(effort);
-      if (progress == Progress::kDone) phase_ = Phase::kTurn;
-      return progress;
-    case Phase::kTurn:
-      if (!endpoint_.order().may_launch(id())) return Progress::kStuck;
-      communicator_ = &endpoint_.communicator(site_.members.ranks, site_.members.me);
-      if (captured_ && communicator_->is_new()) {
-        throw CommError(
-            fmt::format("{} cannot be captured: these ranks have made no call on their GPUs yet", describe(*this)),
-            "make one before capturing a CUDA graph");
-      }
-      phase_ = communicator_->is_new() ? Phase::kMeet : Phase::kLaunch;
-      return Progress::kDone;
-    case Phase::kMeet:
-      return meet(effort);
-    case Phase::kConnect:
-      if (!communicator_->has_connected()) return Progress::kStuck;
-      phase_ = Phase::kLaunch;
-      return Progress::kDone;
-    case Phase::kLaunch: {
-      const auto steps = nccl_steps(call_, site_.members.me, static_cast<int>(site_.members.ranks.size()));
-      if (captured_) endpoint_.order_in_capture(*communicator_);
-      communicator_->launch(
-          {.steps = steps, .type = call_.key.type, .reduce = call_.key.reduce, .after = ready_.get()});
-      phase_ = Phase::kGiven;
+      if (progress != Progress::kDone) return progress;
+      const bool unknown_sizes = call_.key.op == Op::kAllToAll && call_.blocks.offsets != nullptr;
+      agreeing_ = unknown_sizes ? Agreeing::kLetters : Agreeing::kStamp;
       return Progress::kDone;
     }
-    case Phase::kGiven:
-      if (!communicator_->has_launched(over_.get())) return Progress::kStuck;
-      if (captured_) endpoint_.note_captured(*communicator_);
-      endpoint_.order().leave(id());
-      ordered_ = false;
-      endpoint_.launched(*this, *communicator_, captured_);
-      phase_ = Phase::kDone;
+    case Agreeing::kLetters:
+      progress = letters(effort);
+      if (progress != Progress::kDone) return progress;
+      agreeing_ = Agreeing::kStamp;
       return Progress::kDone;
-    case Phase::kDone:
+    case Agreeing::kStamp:
       break;
   }
-  return Progress::kDone;
+  return stamp(effort);
+}
+
+Communicator& NcclCollective::find_communicator() {
+  return endpoint_.communicator(site_.members.ranks, site_.members.me);
+}
+
+void NcclCollective::launch(device::CudaEventHandle after) {
+  const auto steps = nccl_steps(call_, site_.members.me, static_cast<int>(site_.members.ranks.size()));
+  if (captured_) endpoint_.order_in_capture(*communicator_);
+  communicator_->launch({.steps = steps, .type = call_.key.type, .reduce = call_.key.reduce, .after = after});
+}
+
+void NcclCollective::launched() {
+  if (captured_) endpoint_.note_captured(*communicator_);
 }
 
 Progress NcclCollective::arrive(Effort effort) {
@@ -148,6 +106,7 @@ Progress NcclCollective::letters(Effort effort) {
   const int ranks = static_cast<int>(site_.members.ranks.size());
   if (!letters_) {
     std::vector<std::uint64_t> mine;
+    mine.reserve(static_cast<std::size_t>(ranks));
     for (int r = 0; r < ranks; ++r) mine.push_back(call_.blocks.count(r));
     letters_.emplace(round_context(), std::move(mine));
   }
@@ -166,10 +125,9 @@ Progress NcclCollective::letters(Effort effort) {
 Progress NcclCollective::stamp(Effort effort) {
   Board* board = site_.board;
   std::uint64_t stamp = 0;
-  const bool first = !ordered_;
+  const bool first = !has_proposed();
   if (first) {
-    proposal_ = endpoint_.order().propose(id());
-    ordered_ = true;
+    proposal_ = propose({.channel = site_.members.channel, .number = site_.tag});
     if (board != nullptr) {
       board->put_word(site_.board_sequence, proposal_);
     } else {
@@ -190,53 +148,33 @@ Progress NcclCollective::stamp(Effort effort) {
     std::memcpy(&stamp, rounds_->data(), sizeof stamp);
     rounds_.reset();
   }
-  endpoint_.order().settle(id(), stamp);
+  settle(stamp);
+  agreed();
   return Progress::kDone;
 }
 
-/// The first rank's id reaches all; each then begins to connect.
-Progress NcclCollective::meet(Effort effort) {
+/// The first rank's id reaches all.
+Progress NcclCollective::share_id(Effort effort, nccl::UniqueId& id) {
   if (!rounds_) {
     const nccl::UniqueId mine = site_.members.me == 0 ? communicator_->make_id() : nccl::UniqueId{};
     rounds_.emplace(round_context(), bytes_of(mine), &whatever_is_there);
   }
   const Progress progress = rounds_->advance(*this, effort);
   if (progress != Progress::kDone) return progress;
-  nccl::UniqueId id{};
   std::memcpy(&id, rounds_->data(), sizeof id);
   rounds_.reset();
-  communicator_->connect(id);
-  phase_ = Phase::kConnect;
   return Progress::kDone;
 }
 
 void NcclCollective::after_wait() {
-  if (alone_) return;
-  check_gpu(endpoint_.cuda().stream_wait_event(endpoint_.cuda().current_stream(), over_.get()),
-            "waiting for a call's result");
+  if (!alone_) NcclCall::after_wait();
 }
 
 void NcclCollective::abandon() noexcept {
   if (on_board_) site_.board->break_off();
   if (rounds_) rounds_->abandon();
   if (letters_) letters_->abandon();
-  if (phase_ == Phase::kConnect || phase_ == Phase::kGiven) communicator_->abort("a call was given up");
-  if (ordered_) endpoint_.order().leave(id());
-  ordered_ = false;
-}
-
-std::string_view NcclCollective::waits_for() const {
-  switch (phase_) {
-    case Phase::kTurn:
-      return "its turn behind calls of other groups";
-    case Phase::kMeet:
-    case Phase::kConnect:
-      return "NCCL to connect the ranks";
-    case Phase::kGiven:
-      return "NCCL to take the call";
-    default:
-      return {};
-  }
+  NcclCall::abandon();
 }
 
 }  // namespace trireme::comm

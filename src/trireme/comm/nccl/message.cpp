@@ -15,25 +15,14 @@ std::vector<int> pair_of(int a, int b) { return {std::min(a, b), std::max(a, b)}
 }  // namespace
 
 NcclMessage::NcclMessage(NcclEndpoint& endpoint, const GpuCallSite& site, const Call& call, bool is_send, int peer)
-    : endpoint_(endpoint),
-      site_(site),
-      call_(call),
+    : NcclCall(endpoint, site, call),
       is_send_(is_send),
-      captured_(endpoint.is_capturing(endpoint.cuda().current_stream())),
       peer_(peer),
-      lane_{.channel = site.members.channel, .tag = site.tag, .peer = peer, .is_send = is_send},
-      ready_(endpoint.cuda(), endpoint.events()),
-      over_(endpoint.cuda(), endpoint.events()) {
-  check_gpu(endpoint_.cuda().record_event(ready_.get(), endpoint_.cuda().current_stream()),
-            "recording a message's event");
+      lane_{.channel = site.members.channel, .tag = site.tag, .peer = peer, .is_send = is_send} {
+  note_stream();
   endpoint_.lane(lane_).push_back(this);
   number_ = call.sequence;  // the receiver learns the sender's
   post(kHello, &number_, sizeof number_, is_send_);
-}
-
-NcclMessage::~NcclMessage() {
-  leave_lane();
-  if (ordered_) endpoint_.order().leave(id());
 }
 
 LaunchId NcclMessage::id() const {
@@ -71,108 +60,46 @@ void NcclMessage::leave_lane() {
   in_lane_ = false;
 }
 
-Progress NcclMessage::advance(Effort effort) {
-  bool moved = false;
-  while (phase_ != Phase::kDone) {
-    const Progress progress = step(effort);
-    if (progress != Progress::kDone) return moved ? Progress::kMoved : progress;
-    moved = true;
-  }
-  // Letters lie in this operation.
-  for (const Letter letter : {kHello, kAnswer, kVerdict, kId}) {
-    if (!is_over(letter, effort)) return moved ? Progress::kMoved : Progress::kStuck;
-  }
-  return Progress::kDone;
-}
-
-Progress NcclMessage::shake_hands(Effort effort) {
-  switch (phase_) {
-    case Phase::kHello:
+Progress NcclMessage::agree(Effort effort) {
+  switch (handshake_) {
+    case Handshake::kHello:
       // The receiver: the hello says that the sender is there. The sender: goes on to wait for the answer.
       if (!is_over(kHello, effort) && !is_send_) return Progress::kStuck;
       if (!is_first_in_lane()) return Progress::kStuck;
       if (is_send_) {
         post(kAnswer, &answer_, sizeof answer_, /*send=*/false);
       } else {
-        answer_ = endpoint_.order().propose(id());
-        ordered_ = true;
+        answer_ = propose(id());
         post(kAnswer, &answer_, sizeof answer_, /*send=*/true);
         post(kVerdict, &verdict_, sizeof verdict_, /*send=*/false);
       }
-      phase_ = Phase::kAnswer;
+      handshake_ = Handshake::kAnswer;
       return Progress::kDone;
-    case Phase::kAnswer:
+    case Handshake::kAnswer:
       if (!is_over(kAnswer, effort) && is_send_) return Progress::kStuck;
       if (is_send_) {
-        verdict_ = std::max(endpoint_.order().propose(id()), answer_);
-        ordered_ = true;
-        endpoint_.order().settle(id(), verdict_);
+        verdict_ = std::max(propose(id()), answer_);
+        settle(verdict_);
         post(kVerdict, &verdict_, sizeof verdict_, /*send=*/true);
       }
-      phase_ = Phase::kVerdict;
+      handshake_ = Handshake::kVerdict;
       return Progress::kDone;
-    default:
+    case Handshake::kVerdict:
       if (!is_over(kVerdict, effort) && !is_send_) return Progress::kStuck;
-      if (!is_send_) endpoint_.order().settle(id(), verdict_);
+      if (!is_send_) settle(verdict_);
       leave_lane();
-      phase_ = Phase::kTurn;
-      return Progress::kDone;
-  }
-}
-
-/// One phase; kDone: the next may begin.
-Progress NcclMessage::step(Effort effort) {
-  switch (phase_) {
-    case Phase::kHello:
-    case Phase::kAnswer:
-    case Phase::kVerdict:
-      return shake_hands(effort);
-    case Phase::kTurn: {
-      if (!endpoint_.order().may_launch(id())) return Progress::kStuck;
-      const std::vector<int> ranks = pair_of(my_rank(), peer_rank());
-      communicator_ = &endpoint_.communicator(ranks, ranks[0] == my_rank() ? 0 : 1);
-      if (captured_ && communicator_->is_new()) {
-        throw CommError(
-            fmt::format("{} cannot be captured: these ranks have sent nothing between their GPUs yet", describe(*this)),
-            "send something before capturing a CUDA graph");
-      }
-      phase_ = communicator_->is_new() ? Phase::kMeet : Phase::kLaunch;
-      return Progress::kDone;
-    }
-    case Phase::kMeet:
-      return meet(effort);
-    case Phase::kConnect:
-      if (!communicator_->has_connected()) return Progress::kStuck;
-      phase_ = Phase::kLaunch;
-      return Progress::kDone;
-    case Phase::kLaunch: {
-      std::vector<NcclStep> steps;
-      const int other = my_rank() < peer_rank() ? 1 : 0;
-      if (call_.key.count != 0) {
-        steps.push_back({.act = is_send_ ? NcclStep::Act::kSend : NcclStep::Act::kRecv,
-                         .in = call_.in,
-                         .out = call_.out,
-                         .count = call_.key.count,
-                         .peer = other});
-      }
-      communicator_->launch({.steps = steps, .type = call_.key.type, .after = ready_.get()});
-      phase_ = Phase::kGiven;
-      return Progress::kDone;
-    }
-    case Phase::kGiven:
-      if (!communicator_->has_launched(over_.get())) return Progress::kStuck;
-      endpoint_.order().leave(id());
-      ordered_ = false;
-      endpoint_.launched(*this, *communicator_, captured_);
-      phase_ = Phase::kDone;
-      return Progress::kDone;
-    case Phase::kDone:
+      agreed();
       break;
   }
   return Progress::kDone;
 }
 
-Progress NcclMessage::meet(Effort effort) {
+Communicator& NcclMessage::find_communicator() {
+  const std::vector<int> ranks = pair_of(my_rank(), peer_rank());
+  return endpoint_.communicator(ranks, ranks[0] == my_rank() ? 0 : 1);
+}
+
+Progress NcclMessage::share_id(Effort effort, nccl::UniqueId& id) {
   const bool makes_id = my_rank() < peer_rank();
   if (makes_id) {
     nccl_id_ = communicator_->make_id();
@@ -181,38 +108,37 @@ Progress NcclMessage::meet(Effort effort) {
     if (!letters_[kId]) post(kId, &nccl_id_, sizeof nccl_id_, /*send=*/false);
     if (!is_over(kId, effort)) return Progress::kStuck;
   }
-  communicator_->connect(nccl_id_);
-  phase_ = Phase::kConnect;
+  id = nccl_id_;
   return Progress::kDone;
 }
 
-void NcclMessage::after_wait() {
-  check_gpu(endpoint_.cuda().stream_wait_event(endpoint_.cuda().current_stream(), over_.get()),
-            "waiting for a message");
+void NcclMessage::launch(device::CudaEventHandle after) {
+  std::vector<NcclStep> steps;
+  const int other = my_rank() < peer_rank() ? 1 : 0;
+  if (call_.key.count != 0) {
+    steps.push_back({.act = is_send_ ? NcclStep::Act::kSend : NcclStep::Act::kRecv,
+                     .in = call_.in,
+                     .out = call_.out,
+                     .count = call_.key.count,
+                     .peer = other});
+  }
+  communicator_->launch({.steps = steps, .type = call_.key.type, .after = after});
+}
+
+/// Letters lie in this operation.
+Progress NcclMessage::finish(Effort effort) {
+  for (const Letter letter : {kHello, kAnswer, kVerdict, kId}) {
+    if (!is_over(letter, effort)) return Progress::kStuck;
+  }
+  return Progress::kDone;
 }
 
 void NcclMessage::abandon() noexcept {
   for (auto& letter : letters_) {
     if (letter) letter->abandon();
   }
-  if (phase_ == Phase::kConnect || phase_ == Phase::kGiven) communicator_->abort("a message was given up");
   leave_lane();
-  if (ordered_) endpoint_.order().leave(id());
-  ordered_ = false;
-}
-
-std::string_view NcclMessage::waits_for() const {
-  switch (phase_) {
-    case Phase::kTurn:
-      return "its turn behind other calls";
-    case Phase::kMeet:
-    case Phase::kConnect:
-      return "NCCL to connect the two ranks";
-    case Phase::kGiven:
-      return "NCCL to take the message";
-    default:
-      return {};
-  }
+  NcclCall::abandon();
 }
 
 NcclToItself::NcclToItself(NcclEndpoint& endpoint, const GpuCallSite& site, const Call& call, bool is_send)

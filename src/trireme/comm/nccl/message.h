@@ -4,38 +4,37 @@
 // shake hands first, over the host transport, which has tags: the sender says hello with the number of its message, the
 // receiver answers with a proposal for the order of launches once it has a receive for it, the sender decides. Then
 // both launch, on a communicator of just these two ranks.
-// Depends on: endpoint.h.
+// Depends on: nccl_call.h.
 #pragma once
 
 #include <array>
 
-#include "trireme/comm/nccl/endpoint.h"
+#include "trireme/comm/nccl/nccl_call.h"
 
 namespace trireme::comm {
 
 /// Messages of the handshake share the call's tag; what they are goes into bits above it.
 inline constexpr std::uint32_t kLargestGpuTag = (1u << 27) - 1;
 
-class NcclMessage final : public Operation {
+class NcclMessage final : public NcclCall {
  public:
   NcclMessage(NcclEndpoint& endpoint, const GpuCallSite& site, const Call& call, bool is_send, int peer);
-  ~NcclMessage() override;
+  ~NcclMessage() override { leave_lane(); }
 
-  Progress advance(Effort effort) override;
   void abandon() noexcept override;
   std::uint64_t sent_bytes() const override { return is_send_ ? call_.key.count * call_.element() : 0; }
-  void after_wait() override;
-  bool needs_polling() const override { return phase_ == Phase::kConnect || phase_ == Phase::kGiven; }
   bool continues_on_gpu() const override { return !captured_; }
-  std::string_view waits_for() const override;
 
  private:
-  enum class Phase : std::uint8_t { kHello, kAnswer, kVerdict, kTurn, kMeet, kConnect, kLaunch, kGiven, kDone };
+  enum class Handshake : std::uint8_t { kHello, kAnswer, kVerdict };
   enum Letter : std::uint32_t { kHello, kAnswer, kVerdict, kId };
 
-  Progress step(Effort effort);
-  Progress shake_hands(Effort effort);
-  Progress meet(Effort effort);
+  Progress agree(Effort effort) override;
+  Communicator& find_communicator() override;
+  Progress share_id(Effort effort, nccl::UniqueId& id) override;
+  void launch(device::CudaEventHandle after) override;
+  Progress finish(Effort effort) override;
+
   Envelope envelope(Letter letter) const;
   void post(Letter letter, void* data, std::size_t bytes, bool send);
   /// Whether the last letter posted is through; raises a mismatch where the other side has another one.
@@ -46,19 +45,14 @@ class NcclMessage final : public Operation {
   int peer_rank() const { return site_.members.ranks[static_cast<std::size_t>(peer_)]; }
   LaunchId id() const;
 
-  NcclEndpoint& endpoint_;
-  GpuCallSite site_;
-  Call call_;
-  bool is_send_, captured_;
+  bool is_send_;
   int peer_;
   LaneId lane_;
-  Phase phase_ = Phase::kHello;
-  GpuEvent ready_, over_;
-  bool ordered_ = false, in_lane_ = true;
+  Handshake handshake_ = Handshake::kHello;
+  bool in_lane_ = true;
   std::array<std::unique_ptr<Transfer>, 4> letters_;
   std::uint64_t number_ = 0, answer_ = 0, verdict_ = 0;
   nccl::UniqueId nccl_id_ = {};
-  Communicator* communicator_ = nullptr;
 };
 
 /// From a rank to itself: whoever comes second, send or receive, launches a copy.

@@ -317,9 +317,9 @@ inline CudaError launched() {
   return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
 }
 
-/// Lets launches of a kernel have `bytes` of dynamic shared memory. The attribute belongs to the process: were it set to
-/// what one launch needs, a rank on another thread could lower it before that launch, so it is only ever set to all that
-/// the card has.
+/// Lets launches of a kernel have `bytes` of dynamic shared memory. The attribute belongs to the process: were it set
+/// to what one launch needs, a rank on another thread could lower it before that launch, so it is only ever set to all
+/// that the card has.
 template <typename Kernel>
 CudaError allow_shared(Kernel* kernel, std::size_t bytes) {
   cudaFuncAttributes itself{};

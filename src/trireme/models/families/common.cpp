@@ -135,6 +135,11 @@ void TensorList::add(std::string name, const std::string& param, bool transposed
                       .optional = optional});
 }
 
+void TensorList::add_head() {
+  const bool tied = model_.shape.tied;
+  add("lm_head.weight", tied ? "embedding.tokens.weight" : "head.weight", false, /*optional=*/tied);
+}
+
 void TensorList::add_rows(std::string name, const std::string& param, std::int64_t first_row, std::int64_t rows) {
   tensors_.push_back(
       {.name = std::move(name), .param = &model_.params.at(param), .first_row = first_row, .rows = rows});

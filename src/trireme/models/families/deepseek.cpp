@@ -164,7 +164,7 @@ std::vector<PublishedTensor> deepseek_tensors(Model& model, const TensorNaming& 
     list.add(theirs + "mlp.down_proj.weight", ours + "mlp.out.weight");
   }
   list.add(prefix + "norm.weight", "norm.weight");
-  list.add("lm_head.weight", shape.tied ? "embedding.tokens.weight" : "head.weight", false, shape.tied);
+  list.add_head();
   return list.take();
 }
 

@@ -39,6 +39,8 @@ class TensorList {
   explicit TensorList(Model& model) : model_(model) {}
   /// All rows of the parameter.
   void add(std::string name, const std::string& param, bool transposed = false, bool optional = false);
+  /// "lm_head.weight": the output head's, or the token embedding's where they are tied; files may then leave it out.
+  void add_head();
   /// The next rows of it: q, k and v of one fused projection.
   void add_rows(std::string name, const std::string& param, std::int64_t first_row, std::int64_t rows);
   /// The routed experts of a layer, "layers.3.mlp", and its shared ones: experts.cpp.

@@ -82,7 +82,7 @@ std::vector<PublishedTensor> gpt2_tensors(Model& model, const TensorNaming& nami
   }
   list.add(prefix + "ln_f.weight", "norm.weight");
   list.add(prefix + "ln_f.bias", "norm.bias");
-  list.add("lm_head.weight", model.shape.tied ? "embedding.tokens.weight" : "head.weight", false, model.shape.tied);
+  list.add_head();
   return list.take();
 }
 

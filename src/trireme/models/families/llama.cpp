@@ -236,7 +236,7 @@ std::vector<PublishedTensor> llama_tensors(Model& model, const TensorNaming& nam
     }
   }
   list.add(prefix + "norm.weight", "norm.weight");
-  list.add("lm_head.weight", shape.tied ? "embedding.tokens.weight" : "head.weight", false, shape.tied);
+  list.add_head();
   return list.take();
 }
 

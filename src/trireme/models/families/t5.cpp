@@ -200,8 +200,7 @@ std::vector<PublishedTensor> t5_tensors(Model& model, const TensorNaming&) {
     list.add(fmt::format("{}.embed_tokens.weight", stack), "embedding.tokens.weight", false, /*optional=*/true);
   Stack(list, model.shape, /*encoder=*/true).add();
   Stack(list, model.shape, /*encoder=*/false).add();
-  const bool tied = model.shape.tied;
-  list.add("lm_head.weight", tied ? "embedding.tokens.weight" : "head.weight", false, /*optional=*/tied);
+  list.add_head();
   return list.take();
 }
 

@@ -74,7 +74,7 @@ ExpertCopies::Moves ExpertCopies::moves_of(std::int64_t elements) const {
               .receive = std::vector<std::int64_t>(at_rank(ranks), 0),
               .taken = std::vector<std::vector<Moves::Run>>(at_rank(ranks)),
               .written = std::vector<std::vector<Moves::Run>>(at_rank(ranks))};
-  for (const layout::Transfer& transfer : layout::plan_reshard(owners, holders, /*element_bytes=*/1).transfers) {
+  for (const layout::ReshardTransfer& transfer : layout::plan_reshard(owners, holders, /*element_bytes=*/1).transfers) {
     for (const layout::Copy& copy : transfer.copies) {
       if (transfer.source == exchange_.rank()) {
         moves.taken[at_rank(transfer.target)].push_back({copy.from, copy.count});

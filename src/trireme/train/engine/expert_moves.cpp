@@ -44,13 +44,13 @@ std::int64_t reshard(const layout::ReshardPlan& plan, const at::Tensor& tensor, 
   at::Tensor flat = tensor.view({-1});
   std::vector<at::Tensor> leaving{at::empty({0}, flat.options())};
   std::vector<std::size_t> send(rank_at(group.size()), 0), receive(rank_at(group.size()), 0);
-  const auto count_of = [](const layout::Transfer& transfer) {
+  const auto count_of = [](const layout::ReshardTransfer& transfer) {
     layout::Index count = 0;
     for (const layout::Copy& copy : transfer.copies) count += copy.count;
     return static_cast<std::size_t>(count);
   };
   std::size_t come = 0, sent = 0;
-  for (const layout::Transfer& transfer : plan.transfers) {  // by target, then source
+  for (const layout::ReshardTransfer& transfer : plan.transfers) {  // by target, then source
     if (transfer.source == group.rank()) {
       send[rank_at(transfer.target)] += count_of(transfer);
       for (const layout::Copy& copy : transfer.copies) leaving.push_back(flat.narrow(0, copy.from, copy.count));
@@ -65,7 +65,7 @@ std::int64_t reshard(const layout::ReshardPlan& plan, const at::Tensor& tensor, 
   at::Tensor arriving = at::empty({static_cast<std::int64_t>(come)}, flat.options().device(device));
   group.all_to_all_v(device::to_const_buffer(all), device::to_buffer(arriving), send, receive).wait();
   std::int64_t at = 0;
-  for (const layout::Transfer& transfer : plan.transfers) {
+  for (const layout::ReshardTransfer& transfer : plan.transfers) {
     if (transfer.target != group.rank()) continue;
     for (const layout::Copy& copy : transfer.copies) {
       flat.narrow(0, copy.to, copy.count).copy_(arriving.narrow(0, at, copy.count));

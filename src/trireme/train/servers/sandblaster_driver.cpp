@@ -93,8 +93,8 @@ class SandblasterDriver final : public StepDriver {
   std::unique_ptr<ps::LocalVectors> shard_;
   std::unique_ptr<RankMailboxes> mailboxes_;
   std::unique_ptr<comm::Mailbox> mailbox_, coordinator_mailbox_;
-  std::shared_ptr<comm::Mailbox> shard_mailbox_;  // with the thread that serves
-  std::unique_ptr<ps::Coordinator> coordinator_;  // on rank 0
+  std::shared_ptr<comm::Mailbox> shard_mailbox_;             // with the thread that serves
+  std::unique_ptr<ps::SandblasterCoordinator> coordinator_;  // on rank 0
   std::deque<StepReport> told_later_;
 };
 
@@ -161,8 +161,8 @@ void SandblasterDriver::run_until_rest() {
   std::function<void()> coordinator;
   if (state_.world.rank() == 0) {
     if (!coordinator_)
-      coordinator_ = std::make_unique<ps::Coordinator>(*coordinator_mailbox_, shards_, state_.world.size(),
-                                                       batch_.portions(), /*backup=*/true);
+      coordinator_ = std::make_unique<ps::SandblasterCoordinator>(*coordinator_mailbox_, shards_, state_.world.size(),
+                                                                  batch_.portions(), /*backup=*/true);
     coordinator = [&] { iterations = coordinate(positions.size()); };
   }
   compute_beside(coordinator);

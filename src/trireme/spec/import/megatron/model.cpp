@@ -33,9 +33,9 @@ void take_rotary_percent(RecipeImport& in, const ForeignKey& given) {
 void take_rope_scaling(RecipeImport& in, const ForeignKey& given) {
   in.set_text("model.rotary.scaling", "llama3", in.origin(given));
   in.set("model.rotary.factor", in.number("rope-scaling-factor", 8.0), "--rope-scaling-factor");
-  in.set("model.rotary.low_frequency", 1.0, "Llama 3.1's");
-  in.set("model.rotary.high_frequency", 4.0, "Llama 3.1's");
-  in.set("model.rotary.original_positions", std::int64_t{8192}, "Llama 3.1's");
+  in.set("model.rotary.low_freq_factor", 1.0, "Llama 3.1's");
+  in.set("model.rotary.high_freq_factor", 4.0, "Llama 3.1's");
+  in.set("model.rotary.original_max_position_embeddings", std::int64_t{8192}, "Llama 3.1's");
 }
 
 void take_num_heads(RecipeImport& in, const ForeignKey& given) {
