@@ -59,7 +59,8 @@ void exchange(comm::Mailbox& mailbox, Times& times) {
   }
   if (me == 1) {
     ps::Server server({.address = 1, .keys = kKeys, .type = ps::ValueType::kF32}, ps::make_sgd_rule());
-    return ps::serve(mailbox, server, 0);
+    ps::serve(mailbox, server, 0);
+    return;
   }
   if (me == 3) {
     for (int round = 0; round < 1 + kRounds; ++round) {
