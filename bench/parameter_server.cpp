@@ -29,7 +29,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr std::uint64_t kKeys = 16 << 20;  // 64 MB of fp32
 constexpr std::size_t kBytes = kKeys * 4, kPart = 4 << 20;
-constexpr int kRounds = 5;
+constexpr int kRounds = 9;
 constexpr std::uint32_t kBareTag = 1;
 
 double seconds_of(const std::function<void()>& body) {
@@ -44,10 +44,13 @@ double median(std::vector<double> values) {
 }
 
 struct Times {
-  double bare = 0, push = 0, pull = 0;
+  double bare = 0, push = 0, pull = 0;     // medians of seconds
+  double push_share = 0, pull_share = 0;   // of the bare mail's bandwidth beside it, medians
+  double least_share = 0, most_share = 0;  // of all rounds
 };
 
-/// Addresses: 0 the manager, 1 the server, 2 the worker. The server first takes bare mail in parts of the same size.
+/// Addresses: 0 the manager, 1 the server, 2 the worker, 3 takes bare mail in parts of the same size. A round has all
+/// three, one directly after the other: what else the machine does is beside each of them.
 void exchange(comm::Mailbox& mailbox, Times& times) {
   const int me = mailbox.address();
   if (me == 0) {
@@ -55,46 +58,59 @@ void exchange(comm::Mailbox& mailbox, Times& times) {
     return ps::manage(mailbox, manager);
   }
   if (me == 1) {
-    for (int round = 0; round < kRounds; ++round) {
-      for (std::size_t at = 0; at < kBytes; at += kPart) mailbox.receive(kBareTag);
-      mailbox.post(2, kBareTag, 0, {});
-    }
     ps::Server server({.address = 1, .keys = kKeys, .type = ps::ValueType::kF32}, ps::make_sgd_rule());
     ps::serve(mailbox, server, 0);
     return;
   }
-  std::vector<std::byte> values(kBytes, std::byte{1});
-  std::vector<double> bare, push, pull;
-  for (int round = 0; round < kRounds; ++round) {
-    bare.push_back(seconds_of([&] {
-      for (std::size_t at = 0; at < kBytes; at += kPart)
-        mailbox.post(1, kBareTag, 0, std::span(values).subspan(at, kPart));
-      mailbox.receive(kBareTag);
-    }));
+  if (me == 3) {
+    for (int round = 0; round < 1 + kRounds; ++round) {
+      for (std::size_t at = 0; at < kBytes; at += kPart) mailbox.receive(kBareTag);
+      mailbox.post(2, kBareTag, 0, {});
+    }
+    return;
   }
+  std::vector<std::byte> values(kBytes, std::byte{1});
+  const auto send_bare = [&] {
+    for (std::size_t at = 0; at < kBytes; at += kPart)
+      mailbox.post(3, kBareTag, 0, std::span(values).subspan(at, kPart));
+    mailbox.receive(kBareTag);
+  };
   ps::Client client(mailbox, {.address = 2, .keys = kKeys, .type = ps::ValueType::kF32});
   const std::vector<ps::Segment> all{{0, kKeys}};
+  send_bare();
   client.wait(client.push({all, values, 0.1}));  // first touch of the server's memory
+  std::vector<double> bare, push, pull, push_shares, pull_shares;
   for (int round = 0; round < kRounds; ++round) {
+    bare.push_back(seconds_of(send_bare));
     std::vector<std::byte> pushed = values;
     push.push_back(seconds_of([&] { client.wait(client.push({all, std::move(pushed), 0.1})); }));
     pull.push_back(seconds_of([&] { client.take(client.pull({all})); }));
+    push_shares.push_back(bare.back() / push.back());
+    pull_shares.push_back(bare.back() / pull.back());
   }
   client.leave();
-  times = {median(bare), median(push), median(pull)};
+  times = {.bare = median(bare),
+           .push = median(push),
+           .pull = median(pull),
+           .push_share = median(push_shares),
+           .pull_share = median(pull_shares),
+           .least_share = std::min(*std::ranges::min_element(push_shares), *std::ranges::min_element(pull_shares)),
+           .most_share = std::max(*std::ranges::max_element(push_shares), *std::ranges::max_element(pull_shares))};
 }
 
 void print_times(const char* name, const Times& times) {
   const double mb = kBytes / 1e6;
-  fmt::print("{:<8} bare {:7.0f} MB/s   push {:7.0f} MB/s ({:3.0f} %)   pull {:7.0f} MB/s ({:3.0f} %)\n", name,
-             mb / times.bare, mb / times.push, 100 * times.bare / times.push, mb / times.pull,
-             100 * times.bare / times.pull);
+  fmt::print(
+      "{:<8} bare {:7.0f} MB/s   push {:7.0f} MB/s ({:3.0f} %)   pull {:7.0f} MB/s ({:3.0f} %)   of {} rounds {:.0f} "
+      "to {:.0f} %\n",
+      name, mb / times.bare, mb / times.push, 100 * times.push_share, mb / times.pull, 100 * times.pull_share, kRounds,
+      100 * times.least_share, 100 * times.most_share);
 }
 
 void run_ucx(Times& times) {
-  auto planes = comm::make_local_control(3);
+  auto planes = comm::make_local_control(4);
   std::vector<std::thread> threads;
-  for (int me = 0; me < 3; ++me) {
+  for (int me = 0; me < 4; ++me) {
     threads.emplace_back([&, me] {
       const auto mailbox = comm::make_ucx_mailbox(*planes[static_cast<std::size_t>(me)], {.address = me});
       exchange(*mailbox, times);
@@ -151,10 +167,10 @@ int main() {
   Times threads, ucx, link;
   // A link of 1 Gbit/s and 0.1 ms, emulated: what a network carries, whatever this machine's memory does.
   comm::run_thread_mailboxes(
-      3, {.latency = std::chrono::microseconds(100), .bytes_per_second = 125e6, .credit_bytes = 256 << 20},
+      4, {.latency = std::chrono::microseconds(100), .bytes_per_second = 125e6, .credit_bytes = 256 << 20},
       [&](comm::Mailbox& mailbox) { exchange(mailbox, link); });
   print_times("1 Gbit/s", link);
-  comm::run_thread_mailboxes(3, {.credit_bytes = 256 << 20},
+  comm::run_thread_mailboxes(4, {.credit_bytes = 256 << 20},
                              [&](comm::Mailbox& mailbox) { exchange(mailbox, threads); });
   print_times("threads", threads);
   try {

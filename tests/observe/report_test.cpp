@@ -11,6 +11,7 @@
 #include "trireme/observe/report/axis.h"
 #include "trireme/observe/report/chart.h"
 #include "trireme/observe/report/facts.h"
+#include "trireme/observe/report/time_to_loss.h"
 #include "trireme/observe/run_log.h"
 
 namespace trireme::observe {
@@ -232,6 +233,55 @@ TEST_F(Report, ShowsHowFarRunsAreFromTheFirst) {
   EXPECT_THAT(page.substr(chart, page.find("</figure>", chart) - chart), HasSubstr("[30,0.25]"));
   const RunFiles alone[] = {read_run(folder_ / "one")};
   EXPECT_THAT(report_page(alone), Not(HasSubstr("Loss beside")));
+}
+
+TEST(TimeToLoss, IsThatOfTheSameTokensWhateverAStepIs) {
+  // Three runs with the same loss by token: one a second a step, one twice as fast, one with steps of two of them.
+  std::vector<StepRecord> first, fast, large;
+  const auto loss = [](double tokens) { return 2 + std::exp(-tokens / 4000); };
+  for (std::int64_t step = 1; step <= 200; ++step) {
+    const std::int64_t tokens = 100 * step;
+    const double mean = loss(static_cast<double>(tokens));
+    first.push_back({.step = step, .loss = mean, .tokens = tokens, .seconds = 1});
+    fast.push_back({.step = step, .loss = mean, .tokens = tokens, .seconds = 0.5});
+    if (step % 2 == 0) large.push_back({.step = step / 2, .loss = mean, .tokens = tokens, .seconds = 2});
+  }
+  const auto times = times_to_loss({first, fast, large});
+  ASSERT_EQ(times.size(), 4U);
+  for (const TimeToLoss& row : times) {
+    EXPECT_DOUBLE_EQ(row.seconds[0], 2 * row.seconds[1]) << row.share;
+    EXPECT_NEAR(row.seconds[2], row.seconds[0], 4) << row.share;
+  }
+  EXPECT_LT(times[0].seconds[0], times[1].seconds[0]);
+  EXPECT_NEAR(times[3].seconds[2], 200, 1e-9) << "what all reach is reached by the last at its end";
+  // A run that does not come as far sets the loss that is asked for; one with a NaN begins anew.
+  std::vector<StepRecord> worse(first.begin(), first.begin() + 100), broken = first;
+  EXPECT_NEAR(times_to_loss({first, worse}).back().seconds[0], 100, 2);
+  broken[150].loss = std::nan("");
+  EXPECT_NEAR(times_to_loss({first, broken}).front().seconds[1], times[0].seconds[0], 2);
+  EXPECT_TRUE(times_to_loss({first}).empty());
+  EXPECT_TRUE(times_to_loss({first, std::span(first).first(3)}).empty()) << "too few steps to say";
+  for (StepRecord& step : broken) step.tokens = 0;
+  EXPECT_TRUE(times_to_loss({first, broken}).empty());
+}
+
+TEST_F(Report, ComparesTheTimeToALoss) {
+  sample_run("one", 60);
+  {
+    RunLog log(folder_ / "quick", std::nullopt);
+    for (std::int64_t step = 1; step <= 60; ++step) {
+      StepRecord record = sample_step(step);
+      record.seconds /= 2;
+      log.step(record);
+    }
+  }
+  const RunFiles runs[] = {read_run(folder_ / "one"), read_run(folder_ / "quick")};
+  const std::string page = report_page(runs);
+  EXPECT_THAT(page, HasSubstr("<h2>Time to a loss</h2>"));
+  EXPECT_THAT(page, HasSubstr("(2.00x as soon)"));
+  EXPECT_THAT(page, HasSubstr("<b>Loss by time</b>"));
+  const RunFiles alone[] = {read_run(folder_ / "one")};
+  EXPECT_THAT(report_page(alone), Not(HasSubstr("Time to a loss")));
 }
 
 TEST_F(Report, OfRunsWithoutAnythingIsANoteAndNoFailure) {

@@ -66,6 +66,7 @@ void add_tokenize_train(Command& tokenize, Context& context);
 void add_bench_hardware(Command& bench, Context& context);
 /// Below `ps`, which lists them.
 void add_ps_lbfgs(Command& ps, Context& context);
+void add_ps_drill(Command& ps, Context& context);
 void add_ps_spot(Command& ps, Context& context);
 /// Below `recipe`, which lists it.
 void add_recipe_hyperparameters(Command& recipe, Context& context);

@@ -16,7 +16,6 @@
 #include "trireme/cli/program.h"
 #include "trireme/cli/ps_nodes.h"
 #include "trireme/ps/consistency.h"
-#include "trireme/ps/drill.h"
 #include "trireme/ps/lasso.h"
 
 namespace trireme::cli {
@@ -172,45 +171,6 @@ void add_ps_words(Command& ps, Context& context) {
   command.add_option("--min-df", options->least, "Lines that a word must be in, to be a feature").positive();
   command.callback(
       [&context, options] { context.run = [&context, options] { return run_ps_words(*options, context.out); }; });
-}
-
-void add_ps_drill(Command& ps, Context& context) {
-  Command& command = ps.add_subcommand(
-      "drill", "Kill server processes under load, one after the other, and compare the weights with one thread's");
-  struct Options {
-    ps::DrillOptions drill;
-    int rank = 0, port = 0;
-    bool join = false;
-  };
-  const auto options = std::make_shared<Options>();
-  command.add_option("--kills", options->drill.kills, "Servers that are killed (SIGKILL)").not_negative();
-  command.add_option("--servers", options->drill.servers, "Server processes, over UCX").positive();
-  command.add_option("--copies", options->drill.copies, "Servers that have each range").positive();
-  command.add_option("--keys", options->drill.keys, "Weights").positive();
-  command.add_option("--seed", options->drill.seed, "Of victims, times and gradients");
-  command.add_option("--rank", options->rank, "A server of a drill: started by it");
-  command.add_option("--port", options->port, "A server of a drill: the control plane's");
-  command.add_flag("--join", options->join, "A server of a drill: comes later");
-  command.callback([&context, options] {
-    context.run = [&context, options]() -> int {
-      if (options->port != 0) {
-        ps::run_drill_server(options->rank, options->port, options->drill.keys, options->join);
-        return kExitFine;
-      }
-      options->drill.server_command = {std::filesystem::read_symlink("/proc/self/exe").string(), "ps", "drill"};
-      options->drill.tell = [&](const std::string& line) { fmt::print(context.out, "{}\n", line); };
-      const ps::DrillResult result = ps::run_drill(options->drill);
-      fmt::print(
-          context.out,
-          "{} kills in {:.1f} s, {} epochs; {} pushes acknowledged; {} messages sent again\n"
-          "a step took {:.1f} ms (median), {:.2f} s (the slowest); all copies again {:.2f} s after a kill (mean)\n"
-          "weights {} {} serial steps\n",
-          options->drill.kills, result.seconds, result.epochs, result.acknowledged, result.again,
-          1e3 * result.median_step, result.slowest_step, result.recovery,
-          result.same_bits ? "equal, bit for bit, those of" : "DIFFER from those of", result.acknowledged);
-      return result.same_bits ? kExitFine : kExitFailed;
-    };
-  });
 }
 
 }  // namespace

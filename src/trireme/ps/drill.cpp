@@ -33,12 +33,14 @@ constexpr int kManagerRank = 0, kWorkerAddress = 1, kFirstServer = 2, kMostRanks
 constexpr double kDrillRate = 0.05;
 constexpr auto kPatience = 120s;
 
-comm::TcpControlOptions drill_control(int rank, int port) {
+comm::TcpControlOptions drill_control(int rank, const DrillPlane& plane) {
   return {.rank = rank,
           .ranks = kMostRanks,
-          .port = port,
-          .heartbeat_every = 250ms,
-          .heartbeat_timeout = 10s,
+          .host = plane.host,
+          .port = plane.port,
+          .token = plane.token,
+          .heartbeat_every = std::min(250ms, plane.heartbeat_timeout / 4),
+          .heartbeat_timeout = plane.heartbeat_timeout,
           .goodbye_timeout = 1s};
 }
 
@@ -156,8 +158,8 @@ class DrillWorker {
 
 }  // namespace
 
-void run_drill_server(int rank, int port, std::uint64_t keys, bool join) {
-  const auto plane = comm::connect_tcp_control(drill_control(rank, port));
+void run_drill_server(int rank, const DrillPlane& at, std::uint64_t keys, bool join) {
+  const auto plane = comm::connect_tcp_control(drill_control(rank, at));
   const auto mailbox = comm::make_ucx_mailbox(*plane, {.address = rank, .deadline = kPatience, .linger = 500ms});
   Server server(
       {.address = rank, .manager = kManagerRank, .keys = keys, .type = ValueType::kF32, .chunk_bytes = 16 << 10},
@@ -168,19 +170,26 @@ void run_drill_server(int rank, int port, std::uint64_t keys, bool join) {
 DrillResult run_drill(const DrillOptions& options) {
   if (options.servers <= 1 || options.copies < 2)
     throw ConfigError("a storm needs at least two servers and two copies", "start it with --servers 3 --copies 2");
+  if (options.frozen > options.kills)
+    throw ConfigError(fmt::format("{} of {} kills cannot freeze their server", options.frozen, options.kills),
+                      fmt::format("start it with --kills {}", options.frozen));
   const auto begin = DrillClock::now();
-  const auto control = comm::make_tcp_control_server(drill_control(kManagerRank, 0));
-  const auto plane = comm::connect_tcp_control(drill_control(kManagerRank, control->port()));
+  DrillPlane at = options.plane;
+  const auto control = comm::make_tcp_control_server(drill_control(kManagerRank, at));
+  at.port = control->port();
+  const auto plane = comm::connect_tcp_control(drill_control(kManagerRank, at));
   std::map<int, std::unique_ptr<ChildProcess>> children;
   int next_rank = kFirstServer;
   const auto start = [&](bool join) {
-    std::vector<std::string> words = options.server_command;
-    for (const std::string& word :
-         {std::string("--rank"), fmt::format("{}", next_rank), std::string("--port"),
-          fmt::format("{}", control->port()), std::string("--keys"), fmt::format("{}", options.keys)})
-      words.push_back(word);
-    if (join) words.push_back("--join");
-    children[next_rank++] = std::make_unique<ChildProcess>(words);
+    std::vector<std::string> words = {
+        "--rank",      fmt::format("{}", next_rank),
+        "--host",      at.host,
+        "--port",      fmt::format("{}", at.port),
+        "--keys",      fmt::format("{}", options.keys),
+        "--heartbeat", fmt::format("{}", std::chrono::duration<double>(at.heartbeat_timeout).count())};
+    if (join) words.emplace_back("--join");
+    children[next_rank] = options.start(next_rank, words);
+    ++next_rank;
   };
   for (int i = 0; i < options.servers; ++i) start(/*join=*/false);
   DrillResult result;
@@ -210,25 +219,33 @@ DrillResult run_drill(const DrillOptions& options) {
             std::chrono::milliseconds(20 + random.below(60, 2 * static_cast<std::uint64_t>(kill))));
         const std::vector<int> alive = ranks();
         const int victim = alive[random.below(alive.size(), 2 * static_cast<std::uint64_t>(kill) + 1)];
-        const auto at = DrillClock::now();
-        children.at(victim)->tell(SIGKILL);
-        children.at(victim)->wait();
+        const bool freeze = kill >= options.kills - options.frozen;
+        const auto killed = DrillClock::now();
+        const std::unique_ptr<ChildProcess> child = std::move(children.at(victim));
         children.erase(victim);
+        options.signal(*child, freeze ? SIGSTOP : SIGKILL);
+        if (!freeze) child->wait();
         start(/*join=*/true);
         manager.wait_for(ranks());
-        const double seconds = std::chrono::duration<double>(DrillClock::now() - at).count();
-        recovery += seconds;
+        const double seconds = std::chrono::duration<double>(DrillClock::now() - killed).count();
+        (freeze ? result.frozen_recovery : recovery) += seconds;
         if (options.tell) {
-          options.tell(fmt::format("kill {}: server {} died, server {} took its place; all copies again after {:.2f} s",
-                                   kill + 1, victim, next_rank - 1, seconds));
+          options.tell(fmt::format("kill {}: server {} {}, server {} took its place; all copies again after {:.2f} s",
+                                   kill + 1, victim, freeze ? "froze" : "died", next_rank - 1, seconds));
         }
+        if (!freeze) continue;
+        // It wakes up as one that was given up, with what was on its way to it: that must change nothing.
+        options.signal(*child, SIGCONT);
+        std::this_thread::sleep_for(200ms);
+        options.signal(*child, SIGKILL);
+        child->wait();
       }
     } catch (...) {
       failure = std::current_exception();
     }
     if (failure) {
       // The manager and the worker wait for servers that are not coming: the process ends with the reason.
-      for (auto& [rank, child] : children) child->tell(SIGKILL);
+      for (auto& [rank, child] : children) options.signal(*child, SIGKILL);
       plane->listen(nullptr, nullptr);
       try {
         std::rethrow_exception(failure);
@@ -256,7 +273,9 @@ DrillResult run_drill(const DrillOptions& options) {
     result.median_step = steps.empty() ? 0 : steps[steps.size() / 2];
   }
   for (auto& [rank, child] : children) child->wait();
-  result.recovery = options.kills > 0 ? recovery / options.kills : 0;
+  const int killed = options.kills - options.frozen;
+  result.recovery = killed > 0 ? recovery / killed : 0;
+  result.frozen_recovery = options.frozen > 0 ? result.frozen_recovery / options.frozen : 0;
   result.seconds = std::chrono::duration<double>(DrillClock::now() - begin).count();
   return result;
 }

@@ -34,6 +34,11 @@ bool has_areas(const Chart& chart) {
   return std::ranges::any_of(chart.series, [](const Series& one) { return one.look == Series::Look::kArea; });
 }
 
+/// "step 40", "12.5 s".
+std::string place_text(const Chart& chart, double x) {
+  return chart.by_time ? value_text(x, Quantity::kSeconds) : fmt::format("step {}", x);
+}
+
 class Drawing {
  public:
   Drawing(const Chart& chart, Axis x, Axis y, bool clip)
@@ -112,9 +117,9 @@ class Drawing {
     std::string text = chart_.title;
     for (const Series& one : chart_.series) {
       if (one.name.empty() || one.points.empty() || one.look == Series::Look::kArea) continue;
-      text +=
-          fmt::format("; {}: {} at step {}, {} at step {}", one.name, value_text(one.points.front().y, chart_.quantity),
-                      one.points.front().x, value_text(one.points.back().y, chart_.quantity), one.points.back().x);
+      const Point &first = one.points.front(), &last = one.points.back();
+      text += fmt::format("; {}: {} at {}, {} at {}", one.name, value_text(first.y, chart_.quantity),
+                          place_text(chart_, first.x), value_text(last.y, chart_.quantity), place_text(chart_, last.x));
     }
     return text;
   }
@@ -127,8 +132,9 @@ class Drawing {
 
 /// What the page's script shows where one points; numbers are those of the picture.
 std::string data_of(const Chart& chart, const Axis& x, const Axis& y) {
-  std::string out = fmt::format(R"({{"x":[{},{}],"y":[{:.6g},{:.6g}],"scale":{},"unit":"{}","count":{},"series":[)",
-                                x.low, x.high, y.low, y.high, y.scale, y.unit, chart.quantity == Quantity::kCount);
+  std::string out =
+      fmt::format(R"({{"x":[{},{}],"y":[{:.6g},{:.6g}],"scale":{},"unit":"{}","count":{},"time":{},"series":[)", x.low,
+                  x.high, y.low, y.high, y.scale, y.unit, chart.quantity == Quantity::kCount, chart.by_time);
   bool first = true;
   const Series* below = nullptr;
   for (const Series& one : chart.series) {
@@ -200,13 +206,15 @@ std::string to_html(Chart chart) {
     for (Series& one : chart.series) one.points = thinned(one.points, kMostPoints);
   }
   const Axis y = make_axis(range.low, range.high, chart.quantity, chart.wide ? 7 : 5, true);
-  const Axis x = make_axis(chart.x_low, chart.x_high, Quantity::kCount, chart.wide ? 8 : 5, false);
+  const Axis x = make_axis(chart.x_low, chart.x_high, chart.by_time ? Quantity::kSeconds : Quantity::kCount,
+                           chart.wide ? 8 : 5, false);
   if (range.above) {
-    chart.notes.push_back(fmt::format("Peaks lie above the chart, the highest is {} at step {}.",
-                                      value_text(range.above->y, chart.quantity), range.above->x));
+    chart.notes.push_back(fmt::format("Peaks lie above the chart, the highest is {} at {}.",
+                                      value_text(range.above->y, chart.quantity), place_text(chart, range.above->x)));
   }
   std::string unit = chart.unit;
   if (!y.unit.empty()) unit += fmt::format("{}{}", unit.empty() ? "" : ", ", y.unit);
+  if (chart.by_time) unit += fmt::format("{}over {}", unit.empty() ? "" : ", ", x.unit);
   std::string y_labels, x_labels, notes;
   for (const auto& tick : y.ticks) {
     y_labels += fmt::format(R"(<span style="top:{:.2f}%">{}</span>)", (1 - y.place(tick.value)) * 100, tick.label);

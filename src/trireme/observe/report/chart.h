@@ -36,7 +36,8 @@ struct Chart {
   bool wide = false;  // takes a row of its own
   bool legend = true;
   std::vector<Series> series;
-  double x_low = 0, x_high = 1;      // steps: the same for all charts of a page
+  double x_low = 0, x_high = 1;      // steps: the same for all charts of a page, but for those by time
+  bool by_time = false;              // x is seconds
   std::vector<double> marks;         // steps at which the run went on after a stop
   std::vector<std::string> notes{};  // under the chart
 };

@@ -113,8 +113,8 @@ for (const box of document.querySelectorAll('.area-box')) {
     cross = box.appendChild(Object.assign(document.createElement('div'), {className: 'cross'}));
     cross.style.left = place + '%';
     tip = box.appendChild(Object.assign(document.createElement('div'), {className: 'tip'}));
-    tip.append('step ' + x.toLocaleString('en'));
-    const reach = Math.max((high - low) / 100, 1);
+    tip.append(data.time ? +x.toPrecision(4) + ' s' : 'step ' + x.toLocaleString('en'));
+    const reach = Math.max((high - low) / 100, data.time ? 0 : 1);
     for (const s of data.series) {
       if (!s.points.length) continue;
       const p = s.points[near(s.points, x)];

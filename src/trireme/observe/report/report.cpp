@@ -16,6 +16,7 @@
 #include "trireme/observe/report/chart.h"
 #include "trireme/observe/report/facts.h"
 #include "trireme/observe/report/page.h"
+#include "trireme/observe/report/time_to_loss.h"
 #include "trireme/observe/traffic_saved.h"
 
 namespace trireme::observe {
@@ -185,6 +186,22 @@ class Charts {
     return chart.series.empty() ? "" : to_html(std::move(chart));
   }
 
+  /// What runs with steps of different length have in common.
+  std::string loss_by_time() const {
+    if (runs_.size() < 2) return "";
+    Chart chart = begin("Loss by time", Quantity::kPlain);
+    chart.unit = "nats per token";
+    chart.by_time = true;
+    chart.x_low = chart.x_high = 0;
+    for (const Named& one : runs_) {
+      Curve curve = observe::loss_by_time(one.run->steps);
+      if (curve.empty()) continue;
+      chart.x_high = std::max(chart.x_high, curve.back().x);
+      add_with_smooth(chart, one.facts.name, one.color, std::move(curve));
+    }
+    return chart.series.empty() || chart.x_high <= 0 ? "" : to_html(std::move(chart));
+  }
+
   enum class Noise : bool { kNone, kSmoothed };
   std::string of(const char* title, const char* unit, Quantity quantity, Noise noise,
                  const std::function<double(const StepRecord&)>& value) const {
@@ -335,7 +352,8 @@ std::string charts(const std::vector<Named>& runs) {
   const bool any = std::ranges::any_of(runs, [](const Named& one) { return !one.run->steps.empty(); });
   if (!any) return "<p>No step has been written yet, so there is nothing to draw.</p>\n";
   const Charts charts(runs);
-  std::string out = "<div class=\"charts\">\n" + charts.loss() + charts.late_loss() + charts.loss_beside_first();
+  std::string out = "<div class=\"charts\">\n" + charts.loss() + charts.late_loss() + charts.loss_beside_first() +
+                    charts.loss_by_time();
   using enum Charts::Noise;
   for (const NamedLoss& term : terms_of(runs)) {
     const std::string title = "Loss term: " + term.name;
@@ -359,6 +377,31 @@ std::string charts(const std::vector<Named>& runs) {
   for (const Named& one : runs) out += range_test_chart(one);
   for (const Named& one : runs) out += charts.breakdown(one);
   return out + "</div>\n";
+}
+
+/// How soon each run comes to a loss, beside the first one.
+std::string time_to_loss_table(const std::vector<Named>& runs) {
+  std::vector<std::span<const StepRecord>> steps;
+  for (const Named& one : runs) steps.emplace_back(one.run->steps);
+  const std::vector<TimeToLoss> times = times_to_loss(steps);
+  if (times.empty()) return "";
+  std::string head = "<th>Run</th>", body;
+  for (const TimeToLoss& row : times) head += fmt::format("<th>loss {:.4f}</th>", row.loss);
+  for (std::size_t i = 0; i < runs.size(); ++i) {
+    body += fmt::format("<tr><th><i class=\"key box k{}\"></i>{}</th>", runs[i].color, escaped(runs[i].facts.name));
+    for (const TimeToLoss& row : times) {
+      const double mine = row.seconds[i];
+      body += fmt::format("<td>{}{}</td>", short_seconds(mine),
+                          i > 0 && mine > 0 ? fmt::format(" ({:.2f}x as soon)", row.seconds[0] / mine) : "");
+    }
+    body += "</tr>\n";
+  }
+  return fmt::format(
+      "<section class=\"queues\"><h2>Time to a loss</h2><div class=\"scroll\"><table><thead><tr>{}</tr></thead><tbody>"
+      "{}</tbody></table></div>\n<p>Seconds of steps until the mean loss over a twentieth of the shortest run's tokens "
+      "is there: 50, 75, 90 and 100 % of the way to the loss that all reach. In brackets: the time of {} over it.</p>"
+      "</section>\n",
+      head, body, escaped(runs[0].facts.name));
 }
 
 /// Little's law of every queue of rank 0, and which of them training waited for most.
@@ -435,8 +478,10 @@ std::string report_page(std::span<const RunFiles> files, std::span<const Figure>
     body += fmt::format("<figure class=\"chart figure\"><figcaption><b>{}</b></figcaption>\n{}</figure>\n",
                         escaped(figure.title), figure.svg);
   }
-  body += balance_tables(runs) + compression_tables(runs) + queue_tables(runs) + recipes(runs);
-  body += "<footer>Steps run along the horizontal axes. Written by trireme report.</footer>\n";
+  body +=
+      time_to_loss_table(runs) + balance_tables(runs) + compression_tables(runs) + queue_tables(runs) + recipes(runs);
+  body +=
+      "<footer>Steps run along the horizontal axes, but where seconds are said. Written by trireme report.</footer>\n";
   return page(runs.size() == 1 ? title : listed(names), body);
 }
 
