@@ -200,7 +200,7 @@ EmergenceSection emergence_section(const std::vector<std::string>& results) {
 void add_science_tasks(Command& science, Context& context) {
   Command& tasks = science.add_subcommand("tasks", "Questions with answers, made from a seed or read, as text or JSON");
   const auto options = std::make_shared<ScienceTasksOptions>();
-  tasks.add_option("TASK", options->task, "addition, modular, copy, reverse or cloze with keys, or a task file")
+  tasks.add_option("TASK", options->task, "addition, modular, copy, reverse, facts or cloze with keys, or a task file")
       .required();
   tasks.add_option("--text", options->text, "Write prompts with their answers, a line each: text to train on")
       .type_name("FILE");
