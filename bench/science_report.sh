@@ -57,7 +57,7 @@ for recipe in held-out/*.toml family/*.toml; do
 done
 for hidden in $hiddens; do
   # The rate falls with the root of the width, as it does in the family of the law.
-  rate=$(awk -v hidden="$hidden" 'BEGIN { printf "%.2g", 7e-3 * sqrt(32 / hidden) }')
+  rate=$(awk -v hidden="$hidden" 'BEGIN { printf "%.2g", 3e-3 * sqrt(32 / hidden) }')
   jobs+=("$hidden train $recipes/task-suite.toml --set model.hidden_size=$hidden --set optim.learning_rate=$rate $suite $common $graphs --out runs/suite-$hidden")
 done
 jobs+=("100000 train $recipes/noise-scale.toml $noise $common --out runs/noise")
