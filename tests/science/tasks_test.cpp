@@ -5,6 +5,7 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <set>
 
 #include "trireme/base/error.h"
@@ -54,6 +55,30 @@ TEST(Tasks, OtherGeneratorsAreRight) {
   for (const TaskItem& item : generate_task("modular:modulus=7,count=20").items) {
     EXPECT_EQ((std::stoi(item.prompt) + std::stoi(item.prompt.substr(2))) % 7, std::stoi(item.answer)) << item.prompt;
   }
+}
+
+/// A key has one answer, whichever seed drew it: what was trained can be asked again, and nothing else tells it.
+TEST(Tasks, FactsAreOneAnswerAKey) {
+  std::map<std::string, std::string> known;
+  for (const int seed : {1, 2}) {
+    for (const TaskItem& item :
+         generate_task("facts:keys=700,length=4,count=5000,seed=" + std::to_string(seed)).items) {
+      ASSERT_EQ(item.prompt.size(), 4U) << "700 keys take three letters and a colon";
+      ASSERT_EQ(item.answer.size(), 4U);
+      EXPECT_EQ(known.try_emplace(item.prompt, item.answer).first->second, item.answer);
+      EXPECT_EQ(std::set<std::string>(item.distractors.begin(), item.distractors.end()).count(item.answer), 0U);
+      EXPECT_EQ(item.distractors.size(), 3U);
+    }
+  }
+  EXPECT_EQ(known.size(), 700U);
+  // Letters of answers are drawn evenly: 2,800 of them, 26 kinds.
+  std::map<char, int> letters;
+  for (const auto& [key, answer] : known) {
+    for (const char letter : answer) ++letters[letter];
+  }
+  EXPECT_EQ(letters.size(), 26U);
+  for (const auto& [letter, count] : letters) EXPECT_NEAR(count, 2800 / 26.0, 5 * std::sqrt(2800 / 26.0)) << letter;
+  EXPECT_THAT(task_error_of([] { generate_task("facts:keys=100,split=test"); }), HasSubstr("cannot be known"));
 }
 
 TEST(Tasks, TrainAndTestShareNoQuestion) {

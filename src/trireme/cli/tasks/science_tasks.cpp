@@ -1,6 +1,7 @@
 // trireme science tasks and emergence: questions as files, and how answers grow over a family of models.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <map>
@@ -8,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "trireme/base/error.h"
+#include "trireme/base/html.h"
 #include "trireme/base/mapped_file.h"
 #include "trireme/base/new_file.h"
 #include "trireme/base/print.h"
@@ -97,38 +99,97 @@ std::vector<MetricCurve> read_curves(const EmergenceOptions& options) {
   return curves;
 }
 
+/// Of the metrics of one task.
+const MetricCurve* metric_of(const std::vector<const MetricCurve*>& metrics, std::string_view name) {
+  const auto found = std::ranges::find_if(metrics, [&](const MetricCurve* one) { return one->metric == name; });
+  return found == metrics.end() ? nullptr : *found;
+}
+
+/// Tokens of an answer: the edit distance of guesses is length (1 - 1 / symbols), their token accuracy 1 / symbols.
+std::optional<double> answer_length(const std::vector<const MetricCurve*>& metrics) {
+  const MetricCurve* const edit = metric_of(metrics, "edit_distance");
+  const MetricCurve* const token = metric_of(metrics, "token_accuracy");
+  if (edit == nullptr || token == nullptr || !edit->options.chance || !token->options.chance) return std::nullopt;
+  return *edit->options.chance / (1 - *token->options.chance);
+}
+
+/// Each metric from its worst value to its best: which of them jumps.
+observe::Chart rises(const std::vector<const MetricCurve*>& metrics) {
+  observe::Chart chart{
+      .title = "From the worst value to the best", .unit = "share of the rise", .wide = true, .series = {}};
+  chart.x_low = 1e300, chart.x_high = -1e300;
+  int color = 0;
+  for (const char* name : {"exact_match", "token_accuracy", "edit_distance", "brier"}) {
+    const MetricCurve* const curve = metric_of(metrics, name);
+    if (curve == nullptr) continue;
+    const auto [low, high] = std::ranges::minmax(curve->points, {}, &science::ScaledValue::value);
+    if (low.value == high.value) continue;
+    observe::Curve shares;
+    for (const auto& point : curve->points) {
+      const double x = std::log10(point.scale), share = (point.value - low.value) / (high.value - low.value);
+      shares.push_back({x, curve->options.higher_is_better ? share : 1 - share});
+      chart.x_low = std::min(chart.x_low, x), chart.x_high = std::max(chart.x_high, x);
+    }
+    chart.series.push_back(
+        {.name = curve->metric, .color = color++, .look = observe::Series::Look::kDots, .points = std::move(shares)});
+  }
+  return chart;
+}
+
+/// One metric with its interval, the chance level, and of exact match what independent tokens would give.
+observe::Chart chart_of(const MetricCurve& curve, const std::vector<const MetricCurve*>& metrics) {
+  observe::Chart chart{.title = curve.metric, .series = {}};
+  chart.x_low = std::log10(curve.points.front().scale), chart.x_high = std::log10(curve.points.back().scale);
+  const auto add = [&](std::string name, int color, observe::Series::Look look, bool listed, const auto& value) {
+    observe::Curve points;
+    for (const auto& point : curve.points) points.push_back({std::log10(point.scale), value(point)});
+    chart.series.push_back(
+        {.name = std::move(name), .color = color, .look = look, .points = std::move(points), .listed = listed});
+  };
+  using Look = observe::Series::Look;
+  add("95 %, low", 0, Look::kFaint, false, [](const auto& point) { return point.low; });
+  add("95 %, high", 0, Look::kFaint, false, [](const auto& point) { return point.high; });
+  if (curve.options.chance) add("chance", 7, Look::kFaint, true, [&](const auto&) { return *curve.options.chance; });
+  add(curve.metric, 0, Look::kDots, true, [](const auto& point) { return point.value; });
+  const auto length = answer_length(metrics);
+  if (curve.metric != "exact_match" || !length) return chart;
+  observe::Curve powers;
+  for (const auto& point : metric_of(metrics, "token_accuracy")->points)
+    powers.push_back({std::log10(point.scale), std::pow(point.value, *length)});
+  chart.series.push_back({.name = fmt::format("token accuracy to the power {:.3g}", *length),
+                          .color = 1,
+                          .look = Look::kDots,
+                          .points = std::move(powers)});
+  return chart;
+}
+
+/// Every model's values, a column each.
+std::string values_table(const std::vector<const MetricCurve*>& metrics) {
+  std::vector<TextTable::Column> columns = {{"metric"}};
+  for (const auto& point : metrics.front()->points)
+    columns.push_back({short_count(point.scale), TextTable::Align::kRight});
+  TextTable table(std::move(columns));
+  for (const MetricCurve* curve : metrics) {
+    std::vector<std::string> cells = {curve->metric};
+    for (const auto& point : curve->points) cells.push_back(fmt::format("{:.3f}", point.value));
+    if (cells.size() == metrics.front()->points.size() + 1) table.add(std::move(cells));
+  }
+  return table.text();
+}
+
 std::string emergence_charts(const std::vector<MetricCurve>& curves) {
   std::string body;
   std::map<std::string, std::vector<const MetricCurve*>> by_task;
   for (const MetricCurve& curve : curves) by_task[curve.task].push_back(&curve);
   for (const auto& [task, metrics] : by_task) {
-    observe::Chart together{.title = task, .unit = "share of the rise", .wide = true, .series = {}};
-    together.x_low = 1e300, together.x_high = -1e300;
-    std::string single;
-    int color = 0;
-    for (const MetricCurve* curve : metrics) {
-      double low = 1e300, high = -1e300;
-      for (const auto& point : curve->points) low = std::min(low, point.value), high = std::max(high, point.value);
-      observe::Curve shares, values, chance;
-      for (const auto& point : curve->points) {
-        const double x = std::log10(point.scale), share = high > low ? (point.value - low) / (high - low) : 0;
-        shares.push_back({x, curve->options.higher_is_better ? share : 1 - share});
-        values.push_back({x, point.value});
-        if (curve->options.chance) chance.push_back({x, *curve->options.chance});
-        together.x_low = std::min(together.x_low, x), together.x_high = std::max(together.x_high, x);
-      }
-      observe::Chart chart{.title = curve->metric, .series = {}};
-      chart.x_low = shares.front().x, chart.x_high = shares.back().x;
-      chart.series.push_back(
-          {.name = curve->metric, .color = color, .look = observe::Series::Look::kDots, .points = std::move(values)});
-      if (!chance.empty())
-        chart.series.push_back(
-            {.name = "chance", .color = 7, .look = observe::Series::Look::kFaint, .points = std::move(chance)});
-      single += observe::to_html(std::move(chart));
-      together.series.push_back(
-          {.name = curve->metric, .color = color++, .look = observe::Series::Look::kDots, .points = std::move(shares)});
+    body += "<h3>" + escaped(task) + "</h3>\n<div class=\"charts\">\n";
+    if (observe::Chart together = rises(metrics); !together.series.empty())
+      body += observe::to_html(std::move(together));
+    for (const char* name : {"exact_match", "token_accuracy", "edit_distance", "log_likelihood", "choice", "brier"}) {
+      if (const MetricCurve* const curve = metric_of(metrics, name))
+        body += observe::to_html(chart_of(*curve, metrics));
     }
-    body += observe::to_html(std::move(together)) + single;
+    body += "</div>\n<pre>" + escaped(values_table(metrics)) + "</pre>\n";
   }
   return body;
 }
@@ -200,7 +261,7 @@ EmergenceSection emergence_section(const std::vector<std::string>& results) {
 void add_science_tasks(Command& science, Context& context) {
   Command& tasks = science.add_subcommand("tasks", "Questions with answers, made from a seed or read, as text or JSON");
   const auto options = std::make_shared<ScienceTasksOptions>();
-  tasks.add_option("TASK", options->task, "addition, modular, copy, reverse or cloze with keys, or a task file")
+  tasks.add_option("TASK", options->task, "addition, modular, copy, reverse, facts or cloze with keys, or a task file")
       .required();
   tasks.add_option("--text", options->text, "Write prompts with their answers, a line each: text to train on")
       .type_name("FILE");

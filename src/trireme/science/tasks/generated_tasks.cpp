@@ -135,6 +135,35 @@ Ask ask_letters(GeneratorKeys& keys, bool reverse) {
   };
 }
 
+/// What cannot be worked out, only known: each of `keys` has one answer, which no seed changes. How many of them a
+/// model has room for is a matter of its size.
+Ask ask_fact(GeneratorKeys& keys) {
+  const auto known = static_cast<std::uint64_t>(keys.number("keys", 1000, 4, 1'000'000));
+  const std::int64_t length = keys.number("length", 5, 1, 64);
+  std::int64_t letters = 1;
+  for (std::uint64_t names = kLetters.size(); names < known; names *= kLetters.size()) ++letters;
+  const auto answer = [length, random = Random(0, fmt::format("task/facts/{}/{}", known, length))](std::uint64_t key) {
+    std::string word;
+    for (std::uint64_t i = 0; i < static_cast<std::uint64_t>(length); ++i)
+      word += kLetters[random.below(kLetters.size(), key * 64 + i)];
+    return word;
+  };
+  return [answer, known, letters](const Random& random, std::uint64_t draw) {
+    const std::uint64_t key = random.below(known, draw * 8);
+    TaskItem item{"", answer(key)};
+    std::uint64_t rest = key;
+    for (std::int64_t i = 0; i < letters; ++i, rest /= kLetters.size()) item.prompt += kLetters[rest % kLetters.size()];
+    item.prompt += ':';
+    std::set<std::string> others;  // of other keys: words as likely as the answer to whoever knows no key
+    for (std::uint64_t i = 1; others.size() < kDistractors && i < 8; ++i) {
+      const std::string other = answer(random.below(known, draw * 8 + i));
+      if (other != item.answer) others.insert(other);
+    }
+    item.distractors.assign(others.begin(), others.end());
+    return item;
+  };
+}
+
 /// A word of a text is left out behind the words before it; the distractors are other words of the text.
 Ask ask_cloze(GeneratorKeys& keys) {
   const std::string file = keys.text("file", "");
@@ -181,6 +210,7 @@ const Generator kGenerators[] = {
     {"modular", 10, &ask_modular},
     {"copy", 26, [](GeneratorKeys& keys) { return ask_letters(keys, false); }},
     {"reverse", 26, [](GeneratorKeys& keys) { return ask_letters(keys, true); }},
+    {"facts", 26, &ask_fact},
     {"cloze", std::nullopt, &ask_cloze},
 };
 
@@ -200,13 +230,16 @@ Task generate_task(std::string_view words) {
       std::find_if(std::begin(kGenerators), std::end(kGenerators), [&](const auto& one) { return kind == one.name; });
   if (found == std::end(kGenerators))
     throw ConfigError(fmt::format("no generated task is called {}", kind),
-                      "take addition, modular, copy, reverse or cloze, or name a file");
+                      "take addition, modular, copy, reverse, facts or cloze, or name a file");
   GeneratorKeys keys(words);
   const std::int64_t count = keys.number("count", 200, 1, 10'000'000);
   const auto seed = static_cast<std::uint64_t>(keys.number("seed", 0, 0, std::int64_t{1} << 40));
   const std::string split = keys.text("split", "all");
   if (split != "all" && split != "train" && split != "test")
     throw ConfigError(fmt::format("task \"{}\": split = {}", words, split), "give split=all, train or test");
+  if (kind == "facts" && split != "all")
+    throw ConfigError(fmt::format("task \"{}\": split = {}, but a fact that is held out cannot be known", words, split),
+                      "leave split out: facts are asked as they were trained");
   const Ask ask = found->make(keys);
   keys.finish();
   Task task{.name = std::string(words), .items = {}, .alphabet = found->alphabet};

@@ -118,7 +118,7 @@ Task load_task(const std::string& what) {
     task = harness_task(read_text_file(path, kMostTaskBytes), path);
   } else {
     throw ConfigError(fmt::format("{} is neither a task file nor a generated task", what),
-                      "give a .jsonl, .toml or .yaml file, or addition, modular, copy, reverse or cloze");
+                      "give a .jsonl, .toml or .yaml file, or addition, modular, copy, reverse, facts or cloze");
   }
   if (task.items.empty()) throw ConfigError(fmt::format("{} has no item", what), "add one");
   return task;

@@ -37,9 +37,9 @@ struct Task {
 /// shots, alphabet, [[items]] or generate = "..."), .yaml or .yml (lm-evaluation-harness, simple form).
 Task load_task(const std::string& what);
 
-/// addition (digits), modular (modulus), copy, reverse (length), cloze (file): `kind:key=value,...` with count and
-/// seed. split=train and split=test share out all questions by a hash, nine to one, so that what a model was trained on
-/// is never asked; split=all is the default.
+/// addition (digits), modular (modulus), copy, reverse (length), facts (keys, length), cloze (file): `kind:key=value,
+/// ...` with count and seed. split=train and split=test share out all questions by a hash, nine to one, so that what a
+/// model was trained on is never asked; split=all is the default.
 Task generate_task(std::string_view words);
 /// What stands before the colon of a generator; nullopt: none of them, so a file.
 std::optional<std::string> generator_of(std::string_view words);
