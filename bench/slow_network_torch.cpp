@@ -3,6 +3,7 @@
 //
 //   build/release/bench/slow_network_torch [--steps 400] [--mbit 100] [--latency-ms 5] [--only powersgd,dgc]
 //   build/release/bench/slow_network_torch --device cuda --out curves    # curves on ranks that share a GPU
+//   build/release/bench/slow_network_torch --curves curves/table.json    # times of this machine beside those curves
 //   build/release/bench/slow_network_torch --times-only --mbit 10000     # where it should not pay
 //
 // Four ranks, GPT 4x256 (--num-layers, --hidden-size) on a Markov chain. A loss does not depend on how long its
@@ -32,6 +33,7 @@
 #include "bench/arguments.h"
 #include "bench/gpt_recipe.h"
 #include "bench/times.h"
+#include "trireme/base/error.h"
 #include "trireme/base/text.h"
 #include "trireme/comm/rank.h"
 #include "trireme/comm/transports/emulated.h"
@@ -50,7 +52,7 @@ struct Options {
   double mbit = 100, latency_ms = 5, bucket_mb = 4;
   bench::GptSize size;
   int threads = 1;
-  std::string only, device = "cpu", out;
+  std::string only, device = "cpu", out, curves;
   bool times_only = false;
 
   bool wants(const std::string& name) const {
@@ -147,6 +149,18 @@ spec::Recipe recipe_of(const Options& options, const Method& method) {
   recipe.optim.learning_rate = 1e-3;
   recipe.optim.grad_clip_norm = 1;
   return recipe;
+}
+
+/// From the table of another run; its bytes are those of the timed steps.
+Curve read_curve(const std::string& file, const std::string& method) {
+  Curve curve;
+  std::ifstream in(file);
+  if (!in) throw ConfigError(fmt::format("{} cannot be read", file), "name the table.json of a run with --out");
+  for (const auto& row : nlohmann::json::parse(in)) {
+    if (row.at("method") != method || !row.contains("losses")) continue;
+    curve.losses = row.at("losses").get<std::vector<std::pair<std::int64_t, double>>>();
+  }
+  return curve;
 }
 
 /// `target`: past the last step until the loss is no larger.
@@ -250,13 +264,13 @@ struct Bounds {
 };
 Bounds bounds_of(const Options& options, const Method& method, const Timing& own, const Timing& dense,
                  const plan::CompressPrice& price, std::span<const double> bytes) {
-  constexpr double kMessagesOfAStep = 4;  // two small sums over four ranks
+  constexpr double kSum = 2;  // messages of a small sum over four ranks: of targets before, of losses beside gradients
   const double bandwidth = options.mbit * 1e6 / 8, latency = options.latency_ms * 1e-3, compute = own.slowest_s;
   const double dense_bytes = std::accumulate(dense.bytes.begin(), dense.bytes.end(), 0.0) /
                              static_cast<double>(std::max<std::size_t>(1, dense.bytes.size()));
   const bool whole = method.compress.kind == spec::CompressKind::kNone,
              meets = spec::has_local_updates(method.compress.kind), late = meets && method.compress.delay > 0;
-  const double backward = 2.0 / 3 * compute, common = kMessagesOfAStep * latency,
+  const double backward = 2.0 / 3 * compute, common = kSum * latency,
                buckets = whole ? std::ceil(dense_bytes / 1.5e6 / options.bucket_mb) : price.buckets;
   Bounds sum;
   double mean = 0;
@@ -268,9 +282,10 @@ Bounds bounds_of(const Options& options, const Method& method, const Timing& own
       continue;
     }
     const double exposed = std::max(backward / buckets + wire, backward + wire / buckets) - backward;
-    const double messages = whole ? 6 : price.messages;
+    const double messages = std::max(whole ? 6 : price.messages, kSum);
     sum.least += meets && !late ? compute + wire : std::max(compute, wire);
-    sum.simulated += common + (late ? std::max(compute, wire) : compute + exposed + messages * latency);
+    sum.simulated +=
+        common + (late ? std::max(compute + kSum * latency, wire) : compute + exposed + messages * latency);
   }
   return {sum.least / static_cast<double>(bytes.size()), sum.simulated / static_cast<double>(bytes.size())};
 }
@@ -334,7 +349,7 @@ nlohmann::ordered_json told(const Options& options, const Row& row, const Row& d
     result["predicted"] = predicted;
     result["planner"] = planner_says(row.price, row.task, bandwidth);
   }
-  const std::vector<double>& bytes = learned ? row.curve.bytes : row.timing.bytes;
+  const std::vector<double>& bytes = row.curve.bytes.empty() ? row.timing.bytes : row.curve.bytes;
   const Bounds bounds = bounds_of(options, row.method, row.timing, dense.timing, row.price, bytes);
   const double bound = dense.timing.step_s / bounds.least, simulated = dense.timing.step_s / bounds.simulated;
   const double mean_bytes = std::accumulate(bytes.begin(), bytes.end(), 0.0) / static_cast<double>(bytes.size());
@@ -369,6 +384,8 @@ nlohmann::ordered_json told(const Options& options, const Row& row, const Row& d
                    {"of_bound", faster / bound},
                    {"of_simulated", faster / simulated},
                    {"losses", row.curve.losses}});
+  } else if (!options.times_only) {
+    cells.insert(cells.end(), 6, "-");
   }
   table.add(cells);
   return result;
@@ -392,6 +409,7 @@ int main(int count, char** words) try {
   app.add_option("--bucket-mb", options.bucket_mb, "of dense sums").show_default();
   app.add_option("--only", options.only, "methods beside dense, by name: powersgd,dgc");
   app.add_flag("--times-only", options.times_only, "no curves");
+  app.add_option("--curves", options.curves, "the table.json of a run with --out, in place of computing them");
   app.add_option("--device", options.device, "cpu or cuda: where curves are computed; times are the CPU's")
       .show_default();
   app.add_option("--out", options.out, "a folder for the runs and the table");
@@ -413,7 +431,9 @@ int main(int count, char** words) try {
     Row row{.method = methods(options.steps)[i]};
     const bool is_dense = row.method.name == "dense";
     if (!options.wants(row.method.name)) continue;
-    if (!options.times_only) {
+    if (!options.curves.empty()) {
+      row.curve = read_curve(options.curves, row.method.name);
+    } else if (!options.times_only) {
       row.curve = learn(options, row.method,
                         is_dense ? std::nullopt : std::optional<double>(dense.curve.loss_at(options.steps)));
     }
@@ -429,7 +449,7 @@ int main(int count, char** words) try {
       predicted_gain_s = static_cast<double>(options.steps) *
                          (row.price.dense_step(row.task, bandwidth) - row.price.step(row.task, bandwidth));
     }
-    if (!options.out.empty() && !options.times_only)
+    if (!options.out.empty() && !row.curve.steps.empty())
       write_run(std::filesystem::path(options.out) / row.method.name, row.curve, row.timing, predicted_gain_s);
     results.push_back(told(options, row, dense, table));
     nlohmann::ordered_json line = results.back();

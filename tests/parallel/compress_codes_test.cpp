@@ -157,6 +157,18 @@ TEST(Qsgd, CodesAreRead) {
   }
 }
 
+/// Many draws at once are those one by one, wherever they begin.
+TEST(Qsgd, DrawsAreAFunctionOfTheirNumber) {
+  const QsgdDraws draws = qsgd_draws(3, "w", 1, 2, 0);
+  for (const std::uint64_t begin : {0U, 1U, 62U, 4097U}) {
+    for (const std::size_t count : {0U, 1U, 63U, 64U, 65U, 512U}) {
+      std::vector<double> many(count);
+      draws.fill(begin, many);
+      for (std::size_t i = 0; i < count; ++i) ASSERT_EQ(many[i], draws(begin + i)) << begin << " + " << i;
+    }
+  }
+}
+
 /// Theorem 3.2: right in the mean, variance at most min(n / s^2, sqrt(n) / s) |v|^2, at most s (s + sqrt(n)) non-zeros.
 TEST(Qsgd, IsUnbiasedWithinItsVariance) {
   constexpr std::int64_t kCount = 64;

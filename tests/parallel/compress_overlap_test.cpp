@@ -2,13 +2,17 @@
 // all bits are those of the same exchanges after it.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <chrono>
+#include <string>
 #include <thread>
+#include <vector>
 
 #include "tests/parallel/matrix_copies.h"
 #include "trireme/device/tensor_buffer.h"
 #include "trireme/nn/state.h"
 #include "trireme/optim/optimizer.h"
+#include "trireme/parallel/compress/staged_reductions.h"
 
 namespace trireme::parallel {
 namespace {
@@ -62,6 +66,34 @@ TEST(CompressOverlap, GivesTheSameBits) {
       });
     }
   }
+}
+
+/// A bucket of small parameters alone has one stage, others two and more: the second of one behind it still waits for
+/// the second of one before it, or ranks would call the second group in different orders.
+TEST(StagedReductions, KeepTheOrderOfAllBefore) {
+  comm::run_ranks(2, [](comm::Rank& rank) {
+    std::vector<std::string> order;
+    double number = 1;
+    const auto stage = [&](const char* name) {
+      return [&order, name] { return order.emplace_back(name), comm::Work(); };
+    };
+    const auto slow = [&] {
+      order.emplace_back("first 1");
+      if (rank.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(30));
+      return rank.world().all_reduce(comm::Buffer{&number, 1, comm::DType::kF64}, comm::Reduce::kSum);
+    };
+    StagedReductions reductions;
+    reductions.add({}, {slow, stage("first 2"), stage("first 3")});
+    reductions.add({}, {stage("small")});
+    reductions.add({}, {stage("last 1"), stage("last 2"), stage("last 3")});
+    reductions.finish();
+    const auto place = [&](const char* name) { return std::ranges::find(order, name) - order.begin(); };
+    EXPECT_LT(place("first 1"), place("last 1"));
+    EXPECT_LT(place("first 2"), place("last 2"));
+    EXPECT_LT(place("first 3"), place("last 3"));
+    EXPECT_EQ(order.size(), 7U);
+    EXPECT_EQ(number, 2);
+  });
 }
 
 /// Its momentum comes from an optimizer.

@@ -7,6 +7,7 @@
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
+#include <ATen/record_function.h>
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -24,6 +25,7 @@
 #include "trireme/layout/placing.h"
 #include "trireme/nn/state.h"
 #include "trireme/optim/optimizer.h"
+#include "trireme/optim/update.h"
 #include "trireme/parallel/data_parallel.h"
 
 namespace trireme::parallel {
@@ -178,6 +180,54 @@ TEST(PowerSgd, IsExactForMatricesOfLowRank) {
 }
 
 /// What the next step begins with is everybody's, or copies would sum factors of different bases.
+/// Operators that read a tensor, by where it begins: those that are called from outside, without views.
+struct Reads {
+  std::map<const void*, int> times;
+  int depth = 0;
+};
+thread_local Reads* reads = nullptr;
+struct Counted : at::ObserverContext {};
+
+std::unique_ptr<at::ObserverContext> count_reads(const at::RecordFunction& call) {
+  static const std::set<std::string> views{"aten::view",  "aten::narrow",     "aten::slice",
+                                           "aten::t",     "aten::transpose",  "aten::numpy_T",
+                                           "aten::alias", "aten::as_strided", "aten::reshape"};
+  const bool outer = reads->depth++ == 0;
+  if (outer && !views.contains(call.name())) {
+    const auto inputs = call.inputs();
+    const auto name = call.operator_name();
+    const bool has_out = name && name->overload_name == "out";
+    for (std::size_t i = 0; i < inputs.size() - (has_out ? 1 : 0); ++i) {
+      if (inputs[i].isTensor() && inputs[i].toTensor().defined()) ++reads->times[inputs[i].toTensor().const_data_ptr()];
+    }
+  }
+  return std::make_unique<Counted>();
+}
+
+/// For P = M Q, for Q = M^T P and for the residual: neither the norm of M nor what it is made of costs another pass.
+TEST(PowerSgd, ReadsAMatrixThreeTimes) {
+  for (const bool alternate : {false, true}) {
+    comm::run_ranks(2, [&](comm::Rank& rank) {
+      MatrixCopies copies(rank, {.kind = CompressKind::kPowerSgd, .rank = 1, .alternate = alternate});
+      reduce_step(copies, 0, rank.rank());
+      Reads mine;
+      reads = &mine;
+      copies.data_parallel->begin_micro(true);
+      for (nn::Param& param : copies.params) nn::add_gradient(param, matrix_gradient(param, 1, rank.rank()));
+      const auto handle = at::addThreadLocalCallback(
+          at::RecordFunctionCallback(count_reads,
+                                     [](const at::RecordFunction&, at::ObserverContext*) { --reads->depth; })
+              .needsInputs(true)
+              .scopes({at::RecordScope::FUNCTION}));
+      for (const char* name : {"bias", "right", "left"}) copies.data_parallel->added(copies.params.at(name));
+      copies.data_parallel->finish();
+      at::removeCallback(handle);
+      for (const char* name : {"right", "left"})
+        EXPECT_EQ(mine.times[copies.params.at(name).gradient.const_data_ptr()], alternate ? 2 : 3) << name;
+    });
+  }
+}
+
 TEST(PowerSgd, HasTheSameFactorsOnAllCopies) {
   for (const bool alternate : {false, true}) {
     comm::run_ranks(4, [&](comm::Rank& rank) {
@@ -520,6 +570,63 @@ struct LocalRun {
     local_step(copies, *optimizer, number, rank, gradient);
   }
 };
+
+/// fp16: copies that step by themselves agree on what all of them skip. With a loss scale that changes and a step that
+/// one copy cannot take their weights are those of a run without either, to the bit.
+TEST(LocalUpdates, SkipTogetherWhatOneCopyCannotTake) {
+  const std::vector<CompressConfig> kinds{
+      {.kind = CompressKind::kLocalSgd, .interval = 3},
+      {.kind = CompressKind::kElasticAveraging, .start = 1, .interval = 2},
+      {.kind = CompressKind::kDiloco, .interval = 4, .fragments = 2, .delay = 1, .mixing = 0.5},
+      {.kind = CompressKind::kZeroOneAdam, .variance_scale = 1, .local_scale = 2, .max_local_steps = 2}};
+  for (const CompressConfig& config : kinds) {
+    comm::run_ranks(3, [&](comm::Rank& rank) {
+      MatrixCopies plain(rank, config), scaled(rank, config);
+      std::vector<std::unique_ptr<optim::Optimizer>> optimizers;
+      for (MatrixCopies* copies : {&plain, &scaled}) {
+        optimizers.push_back(optim::make_optimizer({.kind = spec::OptimizerKind::kAdamw}, copies->params));
+        copies->data_parallel->attach(*optimizers.back());
+      }
+      optim::LossScale scale({.initial = 1024, .growth = 4, .backoff = 0.5, .interval = 2});
+      const auto all_finite = [&](bool finite) {
+        double worst = finite ? 0 : 1;
+        rank.world().all_reduce(comm::Buffer{&worst, 1, comm::DType::kF64}, comm::Reduce::kMax).wait();
+        return worst == 0;
+      };
+      const auto take = [&](MatrixCopies& copies, std::int64_t step, bool with_scale, bool overflows) {
+        const double factor = with_scale ? scale.scale() : 1;
+        copies.data_parallel->set_loss_scale(factor);
+        copies.data_parallel->begin_micro(true);
+        for (const char* name : {"bias", "right", "left"}) {
+          nn::Param& param = copies.params.at(name);
+          at::Tensor gradient = matrix_gradient(param, step, rank.rank()).mul_(factor);
+          if (overflows && rank.rank() == 1) gradient.fill_(std::numeric_limits<double>::infinity());
+          nn::add_gradient(param, gradient);
+          copies.data_parallel->added(param);
+        }
+        copies.data_parallel->finish();
+        const bool taken = optim::update(*optimizers[with_scale ? 1 : 0], {.learning_rate = 0.01,
+                                                                           .loss_scale = with_scale ? &scale : nullptr,
+                                                                           .all_finite = all_finite})
+                               .taken;
+        if (taken) copies.data_parallel->step_taken(0.01);
+        if (taken) copies.data_parallel->updated();
+        return taken;
+      };
+      for (std::int64_t step = 0; step < 9; ++step) {
+        if (step == 2 || step == 5) {
+          const double before = scale.scale();
+          EXPECT_FALSE(take(scaled, 77, true, true)) << spec::compress_name(config.kind) << " " << step;
+          EXPECT_EQ(scale.scale(), before / 2);
+        }
+        EXPECT_TRUE(take(plain, step, false, false));
+        EXPECT_TRUE(take(scaled, step, true, false));
+        EXPECT_EQ(farthest(plain, scaled), 0) << spec::compress_name(config.kind) << " " << step;
+      }
+      EXPECT_GE(plain.data_parallel->reducer().report()->rounds, 2);
+    });
+  }
+}
 
 TEST(LocalUpdates, OfEveryStepAreSynchronousSgd) {
   comm::run_ranks(3, [](comm::Rank& rank) {

@@ -131,7 +131,7 @@ std::vector<Case> mistakes() {
   add("copies that differ, compared",
       [=](auto& r) { compress(r, spec::CompressKind::kLocalSgd), r.health.compare_replicas = 1; });
   add("compression of an embedding on two stages", [=](auto& r) {
-    compress(r, spec::CompressKind::kPowerSgd), r.compress.min_elements = 100, r.layout.pp = 2, r.model.tied = true;
+    compress(r, spec::CompressKind::kCsc), r.compress.min_elements = 100, r.layout.pp = 2, r.model.tied = true;
   });
   add("3 workers of 2", [=](auto& r) { compress(r, spec::CompressKind::kDiloco), r.compress.workers = 3; });
   add("nodes of unknown size",

@@ -80,7 +80,7 @@ Decision decide(Optimizer& optimizer, const UpdateOptions& options) {
   for (double& square : result.squares) square *= scale * scale;
   const bool finite = std::isfinite(result.gradient_norm);
   if (options.loss_scale != nullptr) {
-    result.taken = options.loss_scale->take(finite);
+    result.taken = options.loss_scale->take(options.all_finite ? options.all_finite(finite) : finite);
   } else if (!finite) {
     refuse_gradients(optimizer, non_finite(optimizer.params(), squares));
   }

@@ -10,6 +10,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "trireme/base/error.h"
@@ -52,10 +53,13 @@ struct UpdateOptions {
   double gradient_scale = 1;        ///< without the loss scale
   LossScale* loss_scale = nullptr;  ///< what the loss was multiplied by: fp16
   const AcrossRanks* across = nullptr;
+  /// With a loss scale, where copies of the model step by gradients of their own: whether those of all copies are
+  /// finite, told whether this one's are. Every rank calls it in every step. Null: copies have the same gradients.
+  std::function<bool(bool finite)> all_finite = nullptr;
 };
 
 struct UpdateResult {
-  bool taken = true;         ///< false: a gradient overflowed fp16, nothing has changed
+  bool taken = true;         ///< false: a gradient (of some copy) overflowed fp16, nothing has changed
   double gradient_norm = 0;  ///< over all parameters, unscaled, before clipping
   double clip_factor = 1;
   std::vector<double> squares = {};  ///< of each trainable parameter's gradient, whole and unscaled

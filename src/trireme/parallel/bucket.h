@@ -42,6 +42,7 @@ struct DataParallelOptions {
   // Of reducers in parallel/compress/.
   spec::CompressConfig compress = {};
   layout::AxisNames copies = {};  ///< of `data`, those that compression or local updates go along; the rest is dense
+  std::map<std::string, int> holders = {};  ///< parameters that several ranks of a pipeline hold: how many do
   std::uint64_t seed = 0;
   double grad_clip_norm = 0;  ///< for compress.local_clip
 

@@ -21,6 +21,7 @@ class MeshGroups {
   int rank() const { return world_.rank(); }
   comm::Group& world() { return world_; }
   static constexpr int kUpdateLane = -1;  ///< calls of late updates, which another thread than the rank's own makes
+  static constexpr int kFiniteLane = -2;  ///< whether a step is taken: not behind weights that are on their way
 
   /// The ranks that differ from this one along these axes only; null where there is no other. Made when first asked
   /// for, by all ranks of the world together and in the same order.

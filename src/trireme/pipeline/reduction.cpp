@@ -13,6 +13,10 @@ namespace trireme::pipeline {
 GradientReduction::GradientReduction(std::span<const ParamHolders> param_holders, nn::Params& params,
                                      comm::Group& pipeline, parallel::DataParallel* data_parallel)
     : pipeline_(pipeline), params_(params), data_parallel_(data_parallel) {
+  if (data_parallel != nullptr) {
+    const parallel::BucketReducer& reducer = data_parallel->reducer();
+    compresses_ = reducer.report() != nullptr && reducer.drift_axes().empty();
+  }
   nn::Params& owned = data_parallel != nullptr ? data_parallel->owned() : params;
   const int rank = pipeline.rank();
   std::map<const nn::Param*, bool> counts;
@@ -44,7 +48,10 @@ GradientReduction::GradientReduction(std::span<const ParamHolders> param_holders
 }
 
 void GradientReduction::post(int chunk) {
-  if (data_parallel_ != nullptr) return data_parallel_->start(chunk);
+  if (data_parallel_ != nullptr) {
+    const bool waits = std::ranges::any_of(reduced_, [&](const Reduced& reduced) { return sums_first(reduced); });
+    return waits ? void() : data_parallel_->start(chunk);
+  }
   for (const Reduced& reduced : reduced_) {
     if (reduced.chunk != chunk || reduced.copies == nullptr || !reduced.param->trainable) continue;
     under_way_.add(
@@ -58,11 +65,21 @@ void GradientReduction::delay_shared(int updates, ScaleOf scale_of) {
 }
 
 void GradientReduction::finish(int step, bool last) {
+  for (const Reduced& reduced : reduced_) {
+    if (!sums_first(reduced)) continue;
+    nn::Param& param = params_.at(reduced.param->name);
+    under_way_.add(reduced.copies->all_reduce(device::to_buffer(nn::gradient_to_add_to(param)), comm::Reduce::kSum));
+  }
+  if (compresses_) {
+    under_way_.commit().wait();
+    under_way_ = {};
+  }
   if (data_parallel_ != nullptr) data_parallel_->finish();
   // With replicas, what ranks of the pipeline both hold is summed after their copies' sums; shards lie alike on both.
+  // What is compressed is summed before: each of them then compresses the whole, and has the same residual.
   for (const Reduced& reduced : reduced_) {
     const bool posted = data_parallel_ == nullptr && reduced.chunk != -1;
-    if (posted || reduced.copies == nullptr || !reduced.param->trainable || sums_late(reduced)) continue;
+    if (posted || reduced.copies == nullptr || !reduced.param->trainable || sums_late(reduced) || compresses_) continue;
     if (reduced.param->placement.partition && reduced.param->gradient.numel() == 0) continue;
     under_way_.add(
         reduced.copies->all_reduce(device::to_buffer(nn::gradient_to_add_to(*reduced.param)), comm::Reduce::kSum));
@@ -70,6 +87,10 @@ void GradientReduction::finish(int step, bool last) {
   under_way_.commit().wait();
   under_way_ = {};
   if (delay_ > 0) sum_late(step, last);
+}
+
+bool GradientReduction::sums_first(const Reduced& reduced) const {
+  return compresses_ && reduced.copies != nullptr && reduced.param->trainable && !sums_late(reduced);
 }
 
 /// Of one rank's chunks alone a sum is there at once.

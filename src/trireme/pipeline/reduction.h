@@ -81,6 +81,7 @@ class GradientReduction {
     comm::Work work;
   };
   bool sums_late(const Reduced& reduced) const;
+  bool sums_first(const Reduced& reduced) const;
   void sum_late(int step, bool last);
   comm::Group& pipeline_;
   nn::Params& params_;
@@ -89,6 +90,7 @@ class GradientReduction {
   std::vector<comm::Group*> twins_;
   std::vector<Reduced> reduced_;  // in the order of the whole model
   std::vector<bool> counted_;     // by trainable parameter, in their order: whether this rank counts it in norms
+  bool compresses_ = false;       // gradients must be whole before replicas exchange them
   comm::Batch under_way_;
   int delay_ = 0;
   ScaleOf scale_of_;

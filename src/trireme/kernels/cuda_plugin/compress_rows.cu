@@ -128,9 +128,10 @@ __device__ __forceinline__ void sum_four(float (&x)[4]) {
 }
 
 /// A row for kWarps warps, each with kHeldColumns of it. Nothing is stored before everything is loaded: a store between
-/// two loads would make the second wait, as they might be of one address.
+/// two loads would make the second wait, as they might be of one address. Two blocks at a time: one loads while the
+/// other waits for its sums.
 template <int kWarps>
-__global__ void __launch_bounds__(kWarps > 8 ? 32 * kWarps : kRowThreads, kWarps > 8 ? 1 : 2)
+__global__ void __launch_bounds__(kWarps > 8 ? 32 * kWarps : kRowThreads, 2)
     encode_held_rows_kernel(const CudaRowCode a) {
   constexpr int kRows = (kWarps > 8 ? 32 * kWarps : kRowThreads) / 32 / kWarps;  // of a block
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, part = warp % kWarps;
@@ -138,25 +139,30 @@ __global__ void __launch_bounds__(kWarps > 8 ? 32 * kWarps : kRowThreads, kWarps
   const std::int64_t first = part * kHeldColumns + lane * 4, end = row < a.rows ? a.columns : 0;
   const float *g = static_cast<const float*>(a.gradient) + at, *e = static_cast<const float*>(a.kept) + at;
   float* next = static_cast<float*>(a.next) + at;
-  Pack<float, 4> c[kHeldPacks], kept[kHeldPacks];
-#pragma unroll
-  for (int r = 0; r < kHeldPacks; ++r) {
-    if (first + 128 * r < end) c[r] = load_pack<4>(g + first + 128 * r), kept[r] = load_pack<4>(e + first + 128 * r);
-  }
+  constexpr int kAtOnce = kWarps > 8 ? kHeldPacks / 2 : kHeldPacks;  // of which both terms are in registers
+  Pack<float, 4> c[kHeldPacks], kept[kAtOnce];
   float sums[4] = {};  // of those >= 0, of the others, their number, squares
   std::uint32_t ups = 0;
 #pragma unroll
-  for (int r = 0; r < kHeldPacks; ++r) {
-    if (first + 128 * r >= end) continue;
+  for (int from = 0; from < kHeldPacks; from += kAtOnce) {
 #pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      const float value = c[r].v[k] + kept[r].v[k];
-      const bool up = value >= 0;
-      c[r].v[k] = value;
-      sums[0] += up ? value : 0.0F;
-      sums[1] += up ? 0.0F : value;
-      sums[3] += value * value;
-      ups |= (up ? 1u : 0u) << (4 * r + k);
+    for (int r = from; r < from + kAtOnce; ++r) {
+      if (first + 128 * r >= end) continue;
+      c[r] = load_pack<4>(g + first + 128 * r), kept[r - from] = load_pack<4>(e + first + 128 * r);
+    }
+#pragma unroll
+    for (int r = from; r < from + kAtOnce; ++r) {
+      if (first + 128 * r >= end) continue;
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        const float value = c[r].v[k] + kept[r - from].v[k];
+        const bool up = value >= 0;
+        c[r].v[k] = value;
+        sums[0] += up ? value : 0.0F;
+        sums[1] += up ? 0.0F : value;
+        sums[3] += value * value;
+        ups |= (up ? 1u : 0u) << (4 * r + k);
+      }
     }
   }
   sums[2] = static_cast<float>(__popc(ups));

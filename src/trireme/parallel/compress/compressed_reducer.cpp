@@ -14,6 +14,7 @@
 #include "trireme/base/stopwatch.h"
 #include "trireme/device/tensor_buffer.h"
 #include "trireme/layout/reduction.h"
+#include "trireme/nn/parallel_context.h"
 #include "trireme/parallel/compress/local_clip.h"
 
 namespace trireme::parallel {
@@ -24,7 +25,9 @@ bool is_compressed(const nn::Param& param, const spec::CompressConfig& config) {
 
 int shard_of(const MeshGroups& groups, const DataParallelOptions& options, const nn::Param& param) {
   const layout::Mesh& mesh = groups.mesh();
-  const layout::AxisNames within = layout::subtract(mesh, mesh.wide_axes(), options.data);
+  layout::AxisNames within = layout::subtract(mesh, mesh.wide_axes(), options.data);
+  // What several stages hold is one thing: they draw the same numbers for it.
+  if (options.holders.contains(param.name)) within = layout::subtract(mesh, within, {nn::kPipelineAxis});
   return mesh.index_in_group(groups.rank(), layout::unite(mesh, within, layout::split_axes(mesh, param.placement)));
 }
 
@@ -49,8 +52,8 @@ CompressedReducer::CompressedReducer(const ReducerParts& parts, Unit unit)
       groups_(parts.groups),
       dense_(make_dense_reducer(parts)),
       unit_(config().local_clip || on_gpu() ? Unit::kAll : unit) {
-  TRIREME_CHECK(options_.zero <= 1 && !options_.offload && !options_.reduce_bf16,
-                "ZeRO {} or offload with compression is refused by spec/rules", options_.zero);
+  TRIREME_CHECK(options_.zero <= 1 && !options_.reduce_bf16, "ZeRO {} with compression is refused by spec/rules",
+                options_.zero);
   make_sets();
   find_terms();
   if (config().local_clip) local_clip_ = std::make_unique<LocalClip>(plan_, groups_, options_);

@@ -98,6 +98,8 @@ class CompressedReducer : public BucketReducer {
   std::span<Term> terms() { return terms_; }
   std::int64_t step() const { return step_; }
   bool was_dense() const { return dense_step_; }
+  /// That gradients are to have again when they are settled, where launch() has taken it out of them.
+  double loss_scale() const { return loss_scale_; }
   /// Waits for the dense sums inside a node and of context-parallel ranks.
   void wait_inside();
   Residuals make_residuals() const { return Residuals(plan_, groups_, options_, options_.copies); }

@@ -22,6 +22,7 @@ LocalClip::LocalClip(const BucketPlan& plan, MeshGroups& groups, const DataParal
     for (const BucketMember& member : bucket.members) {
       if (!bucket.trainable) continue;
       const nn::Param& param = *member.param;
+      const auto held = options.holders.find(param.name);
       std::int64_t at = 0;
       for (const layout::Piece& piece : param.placement.pieces) {
         const std::int64_t count = piece.box.elements() + piece.padding;
@@ -29,7 +30,8 @@ LocalClip::LocalClip(const BucketPlan& plan, MeshGroups& groups, const DataParal
             .bucket = i,
             .begin = member.offset + at,
             .count = count,
-            .counts = layout::is_first_copy(mesh, groups.rank(), layout::intersect(mesh, piece.replica_axes, inside))};
+            .counts = layout::is_first_copy(mesh, groups.rank(), layout::intersect(mesh, piece.replica_axes, inside)),
+            .weight = held == options.holders.end() ? 1.0 : 1.0 / held->second};
         at += count;
         layout::Placement one = param.placement;
         one.pieces = {piece};
@@ -59,7 +61,7 @@ double LocalClip::squares(const BucketPlan& plan) {
     return plan.buckets[stretch.bucket].sending.narrow(0, stretch.begin, stretch.count);
   };
   double sum = 0;
-  for (const Stretch& stretch : whole_) sum += squared(part(stretch));
+  for (const Stretch& stretch : whole_) sum += stretch.weight * squared(part(stretch));
   for (Partial& entry : partial_) {
     std::vector<at::Tensor> parts;
     for (const Stretch& stretch : entry.stretches) parts.push_back(part(stretch));
@@ -67,7 +69,7 @@ double LocalClip::squares(const BucketPlan& plan) {
     if (entry.group != nullptr) entry.group->all_reduce(device::to_buffer(flat), comm::Reduce::kSum).wait();
     std::int64_t at = 0;
     for (const Stretch& stretch : entry.stretches) {
-      if (stretch.counts) sum += squared(flat.narrow(0, at, stretch.count));
+      if (stretch.counts) sum += stretch.weight * squared(flat.narrow(0, at, stretch.count));
       at += stretch.count;
     }
   }

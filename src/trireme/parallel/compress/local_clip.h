@@ -2,8 +2,8 @@
 // 3.2): of N independent gradients whose sum has the norm that is clipped to, each has about 1 / sqrt(N) of it.
 //
 // A copy may be several ranks (tensor and pipeline parallelism): they add up the squares of their parts, each number
-// once. What they hold together and have each a part of the gradient of (norms with sequence parallelism) is summed
-// for the norm first.
+// once; of what several stages hold, each counts its share. What they hold together and have each a part of the
+// gradient of (norms with sequence parallelism) is summed for the norm first.
 // Depends on: layout, parallel.
 #pragma once
 
@@ -27,6 +27,7 @@ class LocalClip {
     std::size_t bucket = 0;
     std::int64_t begin = 0, count = 0;
     bool counts = false;
+    double weight = 1;  ///< of its squares: what several stages hold counts once
   };
   struct Partial {
     layout::AxisNames axes;

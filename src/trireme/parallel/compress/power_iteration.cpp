@@ -1,6 +1,8 @@
 #include "trireme/parallel/compress/power_iteration.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/linalg_vector_norm.h>
+#include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/where.h>
 #include <fmt/format.h>
@@ -42,7 +44,45 @@ void gram_schmidt(T* values, std::int64_t rows, std::int64_t rank) {
   }
 }
 
+// This room is compiled without vectors otherwise.
+#pragma GCC push_options
+#pragma GCC optimize("O3")
+
+template <typename T>
+double add_and_square(T* to, const T* other, std::int64_t count) {
+  constexpr std::int64_t kLanes = 8;
+  double lanes[kLanes] = {};
+  std::int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) {
+    for (std::int64_t lane = 0; lane < kLanes; ++lane) {
+      const T value = to[i + lane] + other[i + lane];
+      to[i + lane] = value;
+      lanes[lane] += static_cast<double>(value) * static_cast<double>(value);
+    }
+  }
+  for (; i < count; ++i) {
+    to[i] += other[i];
+    lanes[0] += static_cast<double>(to[i]) * static_cast<double>(to[i]);
+  }
+  double sum = 0;
+  for (const double lane : lanes) sum += lane;
+  return sum;
+}
+
+#pragma GCC pop_options
+
 }  // namespace
+
+at::Tensor add_squared(at::Tensor& to, const at::Tensor& other) {
+  if (to.is_cuda()) {
+    to.add_(other);
+    return at::linalg_vector_norm(to, 2, {}, false, at::kDouble).square_();
+  }
+  return with_element_type(to, [&](auto type) {
+    using T = decltype(type);
+    return at::scalar_tensor(add_and_square(data_of<T>(to), data_of<T>(other), to.numel()), at::kDouble);
+  });
+}
 
 void orthogonalise(at::Tensor& columns) {
   with_element_type(

@@ -19,6 +19,9 @@ void orthogonalise(at::Tensor& columns);
 /// The same of many; on a GPU, in one go.
 void orthogonalise(std::span<at::Tensor> matrices);
 
+/// to += other; the sum of squares of what `to` then has, a double where it lies. On a CPU in one pass.
+at::Tensor add_squared(at::Tensor& to, const at::Tensor& other);
+
 /// A factor to begin with: [size, rank] normal draws, a function of all arguments.
 at::Tensor random_factor(std::uint64_t seed, const std::string& name, int shard, std::int64_t step, std::int64_t size,
                          std::int64_t rank, at::ScalarType type);

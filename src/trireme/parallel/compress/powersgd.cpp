@@ -103,13 +103,14 @@ class PowerSgd final : public CompressedReducer {
   struct Round {
     std::span<Term> terms;
     std::vector<at::Tensor> lefts = {}, rights = {};  // of each term; undefined where it goes dense
+    std::vector<at::Tensor> squares = {};             // |M_w|^2 of each
     at::Tensor first = {}, second = {};               // that travel
   };
   std::int64_t rank_of(const Term& term) const { return ranks_[term.number]; }
   static at::Tensor matrix(const Term& term, const at::Tensor& flat) { return flat.view({term.rows, term.columns}); }
   at::Tensor next(const Term& term) { return matrix(term, term.part_of(residuals_.next(*term.bucket))); }
-  /// M_w stands where the sum will.
-  void compensate(Term& term) { term.data.add_(term.part_of(residuals_.kept(*term.bucket))); }
+  /// M_w stands where the sum will. Gives |M_w|^2: M is read for its two factors and for the residual, not for that.
+  at::Tensor compensate(Term& term) { return add_squared(term.data, term.part_of(residuals_.kept(*term.bucket))); }
 
   /// Random, with as many rows as asked for.
   at::Tensor factor_to_start(const Term& term, std::int64_t rows) const {
@@ -157,15 +158,16 @@ class PowerSgd final : public CompressedReducer {
       factors += term.elements();
     }
   }
-  void compensate(std::span<Term> terms) {
-    for (Term& term : terms) {
-      if (rank_of(term) > 0) compensate(term);
+  void compensate(Round& round) {
+    round.squares.resize(round.terms.size());
+    for (std::size_t i = 0; i < round.terms.size(); ++i) {
+      if (rank_of(round.terms[i]) > 0) round.squares[i] = compensate(round.terms[i]);
     }
   }
 
   comm::Work send_left(CopyExchange& exchange, Round& round) {
     const std::span<Term> terms = round.terms;
-    compensate(terms);
+    compensate(round);
     FactorBuffer first(elements_of(terms, true, true), terms.front().data.options());
     round.lefts.resize(terms.size()), round.rights.resize(terms.size());
     for (std::size_t i = 0; i < terms.size(); ++i) {
@@ -189,7 +191,7 @@ class PowerSgd final : public CompressedReducer {
       if (rank_of(terms[i]) == 0) continue;
       round.rights[i] = second.take(terms[i].columns, rank_of(terms[i]));
       at::mm_out(round.rights[i], matrix(terms[i], terms[i].data).t(), round.lefts[i]);
-      leave(terms[i], round.lefts[i], round.rights[i], /*left_is_basis=*/true);
+      leave(round, i, /*left_is_basis=*/true);
     }
     round.second = second.all();
     return exchange.start_sum(round.second);
@@ -207,7 +209,7 @@ class PowerSgd final : public CompressedReducer {
   bool sends_left() const { return (step() - config().start) % 2 == 0; }
   comm::Work send_one(CopyExchange& exchange, Round& round) {
     const std::span<Term> terms = round.terms;
-    compensate(terms);
+    compensate(round);
     FactorBuffer buffer(elements_of(terms, sends_left(), true), terms.front().data.options());
     round.lefts.resize(terms.size()), round.rights.resize(terms.size());
     std::vector<at::Tensor>&sent = sends_left() ? round.lefts : round.rights,
@@ -222,7 +224,7 @@ class PowerSgd final : public CompressedReducer {
       const at::Tensor m = matrix(terms[i], terms[i].data);
       sent[i] = buffer.take(sends_left() ? terms[i].rows : terms[i].columns, rank_of(terms[i]));
       at::mm_out(sent[i], sends_left() ? m : m.t(), fixed[i]);
-      leave(terms[i], round.lefts[i], round.rights[i], /*left_is_basis=*/!sends_left());
+      leave(round, i, /*left_is_basis=*/!sends_left());
     }
     add_dense(terms, buffer);
     round.first = buffer.all();
@@ -240,14 +242,14 @@ class PowerSgd final : public CompressedReducer {
   }
 
   /// residual = M_w - left right^T
-  void leave(const Term& term, const at::Tensor& left, const at::Tensor& right, bool left_is_basis) {
-    const at::Tensor m = matrix(term, term.data);
+  void leave(Round& round, std::size_t i, bool left_is_basis) {
+    const Term& term = round.terms[i];
+    const at::Tensor &left = round.lefts[i], &right = round.rights[i];
     at::Tensor residual = next(term);
-    at::addmm_out(residual, m, left, right.t(), 1, -1);
-    // The columns of one factor are orthonormal and the other is M times it, so |M - P Q^T|^2 = |M|^2 - |Q|^2: M is not
-    // read again.
-    const at::Tensor whole = squares_of(m), said = squares_of(left_is_basis ? right : left);
-    note_error(term, whole.sub(said).clamp_min_(0), whole);
+    at::addmm_out(residual, matrix(term, term.data), left, right.t(), 1, -1);
+    // The columns of one factor are orthonormal and the other is M times it, so |M - P Q^T|^2 = |M|^2 - |Q|^2.
+    const at::Tensor& whole = round.squares[i];
+    note_error(term, whole.sub(squares_of(left_is_basis ? right : left)).clamp_min_(0), whole);
   }
 
   /// One for each part of the parameter that ranks hold, the same on all copies. Under another layout it begins anew.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <limits>
 
 #include "trireme/base/error.h"
 
@@ -83,6 +84,19 @@ double QsgdDraws::operator()(std::uint64_t index) const {
 void QsgdDraws::fill(std::uint64_t begin, std::span<double> out) const {
   std::size_t i = 0;
   if (begin % 2 == 1 && !out.empty()) out[i++] = (*this)(begin);
+  // Blocks first, one in each lane of a vector, then what they say.
+  constexpr std::size_t kBlocks = 32;
+  for (; i + 2 * kBlocks <= out.size(); i += 2 * kBlocks) {
+    std::uint32_t words[4][kBlocks];
+    for (std::size_t n = 0; n < kBlocks; ++n) {
+      const PhiloxCounter block = draw_block(words_, (begin + i) / 2 + n);
+      for (std::size_t word = 0; word < 4; ++word) words[word][n] = block[word];
+    }
+    for (std::size_t n = 0; n < kBlocks; ++n) {
+      out[i + 2 * n] = unit_draw(words[0][n], words[1][n]);
+      out[i + 2 * n + 1] = unit_draw(words[2][n], words[3][n]);
+    }
+  }
   for (; i + 2 <= out.size(); i += 2) {
     const PhiloxCounter block = draw_block(words_, (begin + i) / 2);
     out[i] = unit_draw(block[0], block[1]);
@@ -93,29 +107,64 @@ void QsgdDraws::fill(std::uint64_t begin, std::span<double> out) const {
 
 int fixed_bits(int levels) { return std::bit_width(2U * static_cast<unsigned>(levels)); }
 
+namespace {
+
+/// In several lanes; NaN where there is one.
+template <typename T>
+double largest_size(const T* values, std::int64_t count) {
+  constexpr std::int64_t kLanes = 16;
+  T lanes[kLanes] = {};
+  std::int32_t numbers[kLanes];  // -1: no NaN so far
+  for (std::int32_t& lane : numbers) lane = -1;
+  std::int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) {
+    for (std::int64_t lane = 0; lane < kLanes; ++lane) {
+      const T size = std::abs(values[i + lane]);
+      lanes[lane] = size > lanes[lane] ? size : lanes[lane];
+      numbers[lane] &= size == size ? -1 : 0;
+    }
+  }
+  for (; i < count; ++i) {
+    const T size = std::abs(values[i]);
+    lanes[0] = size > lanes[0] ? size : lanes[0];
+    numbers[0] &= size == size ? -1 : 0;
+  }
+  T largest = 0;
+  for (std::int64_t lane = 0; lane < kLanes; ++lane) {
+    if (numbers[lane] == 0) return std::numeric_limits<double>::quiet_NaN();
+    largest = std::max(largest, lanes[lane]);
+  }
+  return static_cast<double>(largest);
+}
+
+}  // namespace
+
 template <typename T>
 void quantise(const T* values, const double* uniform, std::int64_t count, const spec::CompressConfig& config,
               QuantisedBucket<T>& out) {
   out.levels.assign(static_cast<std::size_t>(count), 0);
   double norm = 0;
-  for (std::int64_t i = 0; i < count; ++i) {
-    const double size = std::abs(static_cast<double>(values[i]));
-    if (config.norm == spec::QsgdNorm::kL2) {
+  if (config.norm == spec::QsgdNorm::kL2) {
+    for (std::int64_t i = 0; i < count; ++i) {
+      const double size = std::abs(static_cast<double>(values[i]));
       norm += size * size;
-    } else if (norm == norm && !(size <= norm)) {  // NaN stays
-      norm = size;
     }
+    norm = std::sqrt(norm);
+  } else {
+    norm = largest_size(values, count);
   }
-  if (config.norm == spec::QsgdNorm::kL2) norm = std::sqrt(norm);
   out.norm = static_cast<T>(norm);
   if (!(out.norm > 0) || !std::isfinite(out.norm)) return;
   // By the norm that is sent: what is decoded is then right in the mean, whatever rounding did to it.
   const double scale = config.levels / static_cast<double>(out.norm);
+  std::int32_t* levels = out.levels.data();
+  const std::int32_t most = config.levels;
   for (std::int64_t i = 0; i < count; ++i) {
-    const double a = std::abs(static_cast<double>(values[i])) * scale, whole = std::floor(a);
-    auto level = static_cast<std::int32_t>(whole) + (uniform[i] < a - whole ? 1 : 0);
-    level = std::min(level, config.levels);  // the norm may have been rounded down
-    out.levels[static_cast<std::size_t>(i)] = values[i] < 0 ? -level : level;
+    const double a = std::abs(static_cast<double>(values[i])) * scale;
+    const auto whole = static_cast<std::int32_t>(a);  // a is no less than 0: its floor
+    const std::int32_t up = uniform[i] < a - static_cast<double>(whole) ? 1 : 0;
+    const std::int32_t level = std::min(whole + up, most);  // the norm may have been rounded down
+    levels[i] = values[i] < 0 ? -level : level;
   }
 }
 
@@ -175,6 +224,27 @@ void take_levels(BitReader& bits, std::int64_t count, std::vector<std::int32_t>&
   }
 }
 
+/// Levels of four bits, two in a byte: the same bits as BitWriter's.
+void put_nibbles(const std::vector<std::int32_t>& levels, int most, Message& message) {
+  const std::size_t at = message.size(), pairs = levels.size() / 2;
+  message.resize(at + (levels.size() + 1) / 2);
+  std::uint8_t* out = message.data() + at;
+  for (std::size_t i = 0; i < pairs; ++i)
+    out[i] = static_cast<std::uint8_t>((levels[2 * i] + most) | (levels[2 * i + 1] + most) << 4);
+  if (levels.size() % 2 == 1) out[pairs] = static_cast<std::uint8_t>(levels.back() + most);
+}
+template <typename T>
+void add_nibbles(const std::uint8_t* codes, std::int64_t count, double unit, int most, T* sum) {
+  T said[16];
+  for (int code = 0; code < 16; ++code) said[code] = static_cast<T>(unit * (code - most));
+  for (std::int64_t i = 0; i + 1 < count; i += 2) {
+    const std::uint8_t pair = codes[i / 2];
+    sum[i] += said[pair & 15];
+    sum[i + 1] += said[pair >> 4];
+  }
+  if (count % 2 == 1) sum[count - 1] += said[codes[count / 2] & 15];
+}
+
 }  // namespace
 
 template <typename T>
@@ -194,6 +264,11 @@ std::int64_t encode_qsgd(const T* values, std::int64_t count, const spec::Compre
     // Fixed codes are as long whatever they say: copies do not tell each other how long theirs are.
     const bool fixed = config.coding == spec::QsgdCoding::kFixed;
     if (!fixed && (!(bucket.norm > 0) || !std::isfinite(bucket.norm))) continue;
+    if (fixed && width == 4) {
+      put_nibbles(bucket.levels, config.levels, message);
+      bits += width * size;
+      continue;
+    }
     BitWriter writer(message);
     if (fixed) {
       for (const std::int32_t level : bucket.levels)
@@ -223,6 +298,10 @@ void add_qsgd(MessageReader& code, std::int64_t count, const spec::CompressConfi
       continue;
     }
     const double unit = static_cast<double>(norm) / config.levels;
+    if (config.coding == spec::QsgdCoding::kFixed && width == 4) {
+      add_nibbles(code.take_bytes(static_cast<std::size_t>((size + 1) / 2)), size, unit, config.levels, sum + at);
+      continue;
+    }
     const std::size_t left = code.left();
     BitReader bits(code.take_bytes(0), left);
     if (config.coding == spec::QsgdCoding::kFixed) {

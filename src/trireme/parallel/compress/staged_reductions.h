@@ -3,7 +3,7 @@
 //
 // A reduction is a list of stages with an exchange between two of them. Ranks find an exchange arrived at different
 // times, so each stage has a group of its own, whose calls go in the order of the buckets on all ranks: stage s of a
-// bucket is run after stage s of the bucket before it, never earlier.
+// bucket is run after stage s of all buckets before it that have one, never earlier.
 // Depends on: comm.
 #pragma once
 
@@ -38,7 +38,8 @@ class StagedReductions {
     comm::Work work;
     bool is_over() { return begun == stages.size() && work.test(); }
   };
-  void advance(Entry& entry, const Entry* before);
+  /// As far as stage `before`, which an earlier reduction has not begun yet.
+  void advance(Entry& entry, std::size_t before);
 
   std::deque<Entry> entries_;
   double seconds_ = 0;

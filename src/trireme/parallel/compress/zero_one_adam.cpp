@@ -51,7 +51,7 @@ class ZeroOneAdam final : public CompressedReducer {
     if (was_dense()) return CompressedReducer::settle(bucket);
     if (!std::exchange(waited_, true)) wait_inside();
     mutable_report().dense_bytes += 2.0 * (copies() - 1) / copies() * static_cast<double>(bucket.sending.nbytes());
-    bucket.sending.mul_(copies());  // the mean over this copy's own tokens
+    bucket.sending.mul_(copies() * loss_scale());  // the mean over this copy's own tokens
     bucket.arriving = bucket.sending;
   }
   void finish(std::span<Bucket> buckets) override {

@@ -38,13 +38,15 @@ void compress_zero(RuleContext& context) {
                    "leave layout.zero_group out, or set compress.kind = \"none\"");
 }
 
+/// What is compressed there is in the optimizer's state or in masters, which lie on the host.
 void compress_offload(RuleContext& context) {
-  if (compresses(context) && context.layout().offload != OffloadKind::kNone)
-    context.refuse("layout.offload",
-                   fmt::format("sends each bucket's sum to the host as it arrives, but {} makes all sums at the end of "
-                               "a step",
-                               quoted_kind(context)),
-                   "set compress.kind = \"none\", or layout.offload = \"none\" and layout.delayed_update = false");
+  if (!compresses(context) || context.layout().offload == OffloadKind::kNone) return;
+  if (!needs_whole_state(compress_of(context).kind)) return;
+  context.refuse("layout.offload",
+                 fmt::format("keeps weights and moments on the host, but {} exchanges them between devices in every "
+                             "round",
+                             quoted_kind(context)),
+                 "set compress.kind = \"onebit-sgd\", or layout.offload = \"none\" and layout.delayed_update = false");
 }
 
 void compress_elias_on_cpu(RuleContext& context) {
@@ -56,16 +58,6 @@ void compress_elias_on_cpu(RuleContext& context) {
         "is \"elias\": every code begins where the last one ends, which one thread writes; fixed coding takes "
         "at most a few times as many bits",
         "set compress.coding = \"fixed\", or run.device = \"cpu\"");
-}
-
-void compress_loss_scale(RuleContext& context) {
-  if (compresses(context) && lets_copies_drift(compress_of(context).kind) &&
-      context.run.recipe.precision.compute == Precision::kFp16)
-    context.refuse("precision.compute",
-                   fmt::format("is \"fp16\": with {} each copy takes steps by itself, so that one whose gradients "
-                               "overflow would skip a step that the others take, and lower its own loss scale",
-                               quoted_kind(context)),
-                   "set precision.compute = \"bf16\"");
 }
 
 void compress_types(RuleContext& context) {
@@ -230,7 +222,8 @@ void compress_experts(RuleContext& context) {
   }
 }
 
-/// What several ranks of a copy hold and compute with is summed over them after the copies' sum.
+/// What several stages hold is summed over them before it is compressed, where they have a step at the same time; what
+/// tensor-parallel ranks hold copies of is summed over them after the copies' sum.
 void compress_shared(RuleContext& context) {
   CompressConfig& compress = context.run.recipe.compress;
   const LayoutConfig& layout = context.layout();
@@ -238,26 +231,25 @@ void compress_shared(RuleContext& context) {
   if (!compresses(context) || lets_copies_drift(compress.kind)) return;
   const bool momentum = compress.kind == CompressKind::kOnebitAdam;
   const bool shared = shape.tied || shape.mtp_depth > 0 || shape.num_encoder_layers > 0;
-  if (context.has_stages() && shared) {
-    const std::int64_t elements = shape.vocab_size * shape.hidden_size;
-    if (momentum)
-      context.refuse("compress.kind",
-                     "is \"onebit-adam\", but several stages hold the embedding: their sum would count the momentum "
-                     "that each of them has",
-                     "set compress.kind = \"onebit-sgd\", or layout.pp = 1");
-    else if (elements >= compress.min_elements)
+  const std::int64_t elements = shape.vocab_size * shape.hidden_size;
+  const bool chooses = compress.kind == CompressKind::kCsc, apart = context.runs_several_steps();
+  if (context.has_stages() && shared && (chooses || apart)) {
+    if (elements >= compress.min_elements)
       context.refuse(
           "compress.min_elements",
-          fmt::format("is {}, so that the embedding's {} elements are compressed, but several stages hold it "
-                      "and would each compress a part of its gradient; dense it takes {} bytes a step",
-                      compress.min_elements, elements, 8 * elements),
+          fmt::format("is {}, so that the embedding's {} elements are compressed, but several stages hold it and {}; "
+                      "dense it takes {} bytes a step",
+                      compress.min_elements, elements,
+                      chooses ? "would each choose other chunks of it, beside those that they hold alone"
+                              : "sum its gradient beside later steps, after each has compressed its part",
+                      8 * elements),
           fmt::format("set compress.min_elements = {}", elements + 1));
+    if (apart && compress.local_clip)
+      context.refuse("compress.local_clip",
+                     "is by the norm of a copy's gradient, but several stages hold the embedding, and the parts of its "
+                     "gradient are summed beside later steps",
+                     "set compress.local_clip = false");
   }
-  if (compress.local_clip && context.has_stages() && shared)
-    context.refuse("compress.local_clip",
-                   "is by the norm of a copy's gradient, but several stages hold the embedding, and the parts of its "
-                   "gradient are summed only after the copies' sum",
-                   "set compress.local_clip = false");
   if (momentum && layout.tp > shape.num_kv_heads)
     context.refuse("compress.kind",
                    fmt::format("is \"onebit-adam\", but of {} key and value heads several of {} tensor-parallel ranks "
@@ -271,14 +263,10 @@ constexpr Rule kCompressRules[] = {
      "what is compressed is a rank's whole gradient of a step, with what earlier ones left out of it, and ZeRO 2 and 3 "
      "never hold one; copies with momenta or weights of their own have nothing alike to shard",
      Because::kDefinition, RuleNeeds::kRecipe, compress_zero},
-    {"compress-offload", "gradient compression with offload of the optimizer",
-     "all sums are made at the end of a step, none of them leaves early", Because::kNotBuilt, RuleNeeds::kRecipe,
-     compress_offload},
+    {"compress-offload", "compressed moments and local updates with offload of the optimizer",
+     "what they exchange lies on the host", Because::kNotBuilt, RuleNeeds::kRecipe, compress_offload},
     {"compress-elias-on-cpu", "QSGD's Elias codes on GPUs", "a code begins where the last one ends", Because::kNotBuilt,
      RuleNeeds::kRecipe, compress_elias_on_cpu},
-    {"compress-loss-scale", "0/1 Adam and local updates with fp16",
-     "copies that take steps by themselves would skip different ones", Because::kNotBuilt, RuleNeeds::kRecipe,
-     compress_loss_scale},
     {"compress-types", "gradient compression with 16-bit gradients or bf16 reduction",
      "it says itself in which form gradients travel", Because::kDefinition, RuleNeeds::kRecipe, compress_types},
     {"compress-find-unused", "gradient compression with `find_unused`",
@@ -298,9 +286,10 @@ constexpr Rule kCompressRules[] = {
     {"compress-nodes", "compression across nodes that do not hold whole copies",
      "the sum inside a node is one over copies", Because::kDefinition, RuleNeeds::kLayout, compress_nodes},
     {"compress-shared",
-     "compression of an embedding that several stages hold, or local clipping beside it; 1-bit Adam where ranks of a "
-     "copy hold copies of parts",
-     "their sum is made after that of the copies", Because::kNotBuilt, RuleNeeds::kLayout, compress_shared},
+     "compression of an embedding that several stages hold with CSC or asynchronous schedules; 1-bit Adam where "
+     "tensor-parallel ranks hold copies of heads",
+     "stages would choose different chunks of it, or sum their parts after these were compressed", Because::kNotBuilt,
+     RuleNeeds::kLayout, compress_shared},
     {"compress-experts", "0/1 Adam, and local updates of workers that hold a part of the experts",
      "copies that take steps by themselves need all experts", Because::kDefinition, RuleNeeds::kLayout,
      compress_experts},

@@ -210,7 +210,15 @@ NamedTensors CompressionTwin::summed(const std::vector<CopyStep>& copies, bool d
 void CompressionTwin::compressed_step(const std::vector<CopyStep>& copies, double rate) {
   const NamedTensors sums = summed(copies, step_ < config_.start);
   if (step_ == 0) trace_.gradients = {sums};
+  if (!newest_.empty()) load(newest_);
+  const NamedTensors before = masters();
   trace_.norms.push_back(update(*optimizers_.front(), sums, rate));
+  newest_.clear();
+  const spec::LayoutConfig& layout = request_.recipe.layout;
+  if (layout.delayed_update && step_ >= layout.offload_warmup) {  // train/engine/updates.h
+    newest_ = masters();
+    load(before);
+  }
 }
 
 NamedTensors CompressionTwin::mean_of(const std::vector<NamedTensors>& copies) const {
@@ -405,6 +413,7 @@ TwinTrace CompressionTwin::run() {
     advance_balance();
   }
   tell_biases();
+  if (!newest_.empty()) load(newest_);
   if (!drifts()) weights_ = {masters()};
   trace_.weights.clear();
   for (NamedTensors weights : weights_) {

@@ -78,6 +78,7 @@ class CompressionTwin {
   std::vector<std::unique_ptr<Feeder>> feeders_;
   std::vector<std::unique_ptr<optim::Optimizer>> optimizers_;  // one for each copy that drifts, else one
   std::vector<NamedTensors> weights_;                          // of copies that drift
+  NamedTensors newest_;  // late updates: masters, one update ahead of what is computed with; empty where none is
   TwinMethods methods_;
   std::int64_t step_ = 0;
   TwinTrace trace_;

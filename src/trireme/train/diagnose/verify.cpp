@@ -416,8 +416,14 @@ std::vector<parallel::CompressedPart> gather_parts(const Trace& mine, comm::Grou
       }
     }
   }
-  std::ranges::stable_sort(parts, {},
-                           [](const parallel::CompressedPart& part) { return std::pair(part.shard, part.name); });
+  const auto place = [](const parallel::CompressedPart& part) { return std::pair(part.shard, part.name); };
+  std::ranges::stable_sort(parts, {}, place);
+  // What several stages hold, each of them lists.
+  const auto same = [&](const parallel::CompressedPart& a, const parallel::CompressedPart& b) {
+    return place(a) == place(b) && layout::runs(a.placement) == layout::runs(b.placement);
+  };
+  const auto repeated = std::ranges::unique(parts, same);
+  parts.erase(repeated.begin(), repeated.end());
   return parts;
 }
 

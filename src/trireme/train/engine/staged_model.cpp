@@ -125,9 +125,13 @@ StagedModel::StagedModel(const spec::Recipe& recipe, const spec::ModelShape& sha
   if (std::ranges::find(stage_.model->layers, "head", &models::NamedLayer::name) != stage_.model->layers.end())
     teacher_ = make_teacher(recipe, shape, parallel_groups_->parallel, parallel_groups_->device);
   prepare.freeze(stage_.model->params, names_of(stage_));
-  data_parallel_ = std::make_unique<parallel::DataParallel>(
-      pipeline::units_of(stage_), stage_.model->params, *parallel_groups_->groups,
-      data_parallel_options(recipe, *parallel_groups_), pipeline::held_apart(stage_));
+  parallel::DataParallelOptions options = data_parallel_options(recipe, *parallel_groups_);
+  for (const pipeline::ParamHolders& held : stage_.param_holders) {
+    if (held.ranks.size() > 1) options.holders[held.param] = static_cast<int>(held.ranks.size());
+  }
+  data_parallel_ = std::make_unique<parallel::DataParallel>(pipeline::units_of(stage_), stage_.model->params,
+                                                            *parallel_groups_->groups, std::move(options),
+                                                            pipeline::held_apart(stage_));
   pipeline::fetch_weights(stage_, *data_parallel_);
   dropping_.wrap(stage_.model->layers);
   pipeline::renew_layers(stage_);

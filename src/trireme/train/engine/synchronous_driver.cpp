@@ -39,9 +39,18 @@ WorkStealing::SharedRows shared_rows(parallel::MeshGroups& groups) {
   return rows;
 }
 
+/// fp16 where copies step by gradients of their own: all skip what one of them cannot take, so that they have taken
+/// equally many steps and have one loss scale. Null elsewhere. On all ranks together.
+comm::Group* copies_that_skip_together(const TrainState& state, SingleStepEngine& engine) {
+  const layout::AxisNames axes = engine.data_parallel().reducer().drift_axes();
+  if (!state.loss_scale || axes.empty()) return nullptr;
+  return engine.account().groups->along(axes, parallel::MeshGroups::kFiniteLane);
+}
+
 class SynchronousDriver final : public StepDriver {
  public:
-  SynchronousDriver(TrainState& state, SingleStepEngine& engine) : state_(state), engine_(engine) {
+  SynchronousDriver(TrainState& state, SingleStepEngine& engine)
+      : state_(state), engine_(engine), copies_(copies_that_skip_together(state, engine)) {
     if (state.recipe.train.work_stealing && engine.share().ranks > 1)
       stealing_ =
           std::make_unique<WorkStealing>(engine.readers(), state.samples, shared_rows(*engine.account().groups));
@@ -52,6 +61,7 @@ class SynchronousDriver final : public StepDriver {
 
  private:
   optim::UpdateResult update(Fetched& fetched, const StepScales& scales, const StepReport& report);
+  bool all_finite(bool finite);
   void measure_noise(const Fetched& fetched, const nn::LossCounts& counts, const optim::UpdateResult& result,
                      double loss_scale, StepReport& report);
   void follow_noise();
@@ -59,8 +69,15 @@ class SynchronousDriver final : public StepDriver {
 
   TrainState& state_;
   SingleStepEngine& engine_;
+  comm::Group* copies_;                     // of copies that step by themselves in fp16; null elsewhere
   std::unique_ptr<WorkStealing> stealing_;  // train.work_stealing only
 };
+
+bool SynchronousDriver::all_finite(bool finite) {
+  std::uint8_t overflows = finite ? 0 : 1;
+  copies_->all_reduce(comm::Buffer{&overflows, 1, comm::DType::kU8}, comm::Reduce::kMax).wait();
+  return overflows == 0;
+}
 
 StepSums SynchronousDriver::compute_stealing(const Fetched& fetched, const MakeContext& contexts) {
   stealing_->begin(state_.recipe, fetched, engine_.share());
@@ -166,10 +183,11 @@ void SynchronousDriver::follow_noise() {
 }
 
 optim::UpdateResult SynchronousDriver::update(Fetched& fetched, const StepScales& scales, const StepReport& report) {
+  optim::UpdateOptions options{
+      .learning_rate = report.learning_rate, .loss_scale = state_.loss_scale.get(), .across = engine_.across()};
+  if (copies_ != nullptr) options.all_finite = [this](bool finite) { return all_finite(finite); };
   try {
-    return state_.updates->take(
-        {.learning_rate = report.learning_rate, .loss_scale = state_.loss_scale.get(), .across = engine_.across()},
-        state_.position.step);
+    return state_.updates->take(options, state_.position.step);
   } catch (const optim::NonFiniteGradients& error) {
     state_.raise_non_finite(fetched, scales, fmt::format("the loss is {}, but {}", report.loss, error.message()));
   }
