@@ -119,6 +119,11 @@ std::vector<Case> mistakes() {
     r.model.sparse_attention.mode = spec::SparseMode::kFixed, r.model.sparse_attention.block = 16;
     r.layout.cp = 2, r.layout.cp_kind = spec::ContextKind::kRing;
   });
+  add("block-sparse attention around a ring of whole blocks", [](auto& r) {
+    r.model.sparse_attention.mode = spec::SparseMode::kFixed, r.model.sparse_attention.block = 32;
+    r.model.max_seq_len = r.data.seq_len = 64, r.batch.global_batch_tokens = 8 * 64;
+    r.layout.cp = 2, r.layout.cp_kind = spec::ContextKind::kRing;
+  });
   add("compression beside find_unused",
       [=](auto& r) { compress(r, spec::CompressKind::kQsgd), r.layout.find_unused = true; });
   add("1-bit Adam of SGD",

@@ -116,6 +116,29 @@ TEST(Layouts, EqualOneRankForEncoders) {
   }
 }
 
+/// Ranks that share rows compute rectangles of a block layout: of whole blocks, and of ones that their parts cut.
+spec::Recipe sparse_recipe(std::int64_t seq_len, Precision precision) {
+  spec::Recipe recipe = even_recipe(Family::kLlama, precision);
+  auto& sparse = recipe.model.sparse_attention;
+  sparse.mode = spec::SparseMode::kBigBird;
+  sparse.block = 32;
+  sparse.num_sliding_window_blocks = sparse.num_random_blocks = 1;
+  sparse.different_layout_per_head = true;
+  recipe.model.max_seq_len = recipe.data.seq_len = seq_len;
+  recipe.batch.global_batch_tokens = 4 * seq_len;
+  return recipe;
+}
+
+TEST(Layouts, OfBlockSparseAttentionEqualOneRank) {
+  for (const std::int64_t seq_len : {128, 256}) {
+    EXPECT_THAT(parting(sparse_recipe(seq_len, Precision::kFp64),
+                        {"cp=2 cp_kind=ring", "cp=4 cp_kind=ring zero=2", "cp=4 cp_kind=gather", "cp=4 cp_kind=ulysses",
+                         "cp=4 cp_kind=ring cp_ulysses=2", "cp=2 cp_kind=ring tp=2 sp", "cp=2 cp_kind=gather pp=2"},
+                        4),
+                testing::IsEmpty());
+  }
+}
+
 /// The same draws fall wherever a token, a head or a column is computed.
 TEST(Layouts, DropTheSame) {
   for (const Family family : {Family::kGpt2, Family::kBert}) {
@@ -314,6 +337,8 @@ TEST(Layouts, KeepAndSendWhatTheFormulasSay) {
   }
   exact("tp=2 sp zero=3", Precision::kFp32, 4, {.recompute = spec::RecomputeKind::kFull});
   exact("cp=2 cp_kind=ring zero=2", Precision::kFp32, 4, {.recompute = spec::RecomputeKind::kFull});
+  for (const char* text : {"cp=4 cp_kind=ring", "cp=4 cp_kind=gather", "cp=2 cp_kind=ring tp=2 sp"})
+    exact_of(sparse_recipe(128, Precision::kBf16), text, 4, {});
   for (const char* text : {"zero=0", "zero=3", "tp=4", "tp=4 sp", "tp=2 sp sp_save_gathered zero=2",
                            "cp=4 cp_kind=ring", "pp=2 zero=1", "pp=2 tp=2 sp"}) {
     exact(text, Precision::kBf16, 4, {.recompute_norms = true});
