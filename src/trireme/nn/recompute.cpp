@@ -191,16 +191,21 @@ void shift(RecomputePlan& plan, std::int64_t by) {
 
 }  // namespace
 
-RecomputePlan plan_of(const Recompute& recompute, std::span<const std::int64_t> stretches) {
-  RecomputePlan plan;
+RecomputePlan joined(std::vector<RecomputePlan> plans, std::span<const std::int64_t> stretches) {
+  RecomputePlan all;
   std::int64_t begin = 0;
-  for (const std::int64_t blocks : stretches) {
-    RecomputePlan part = plan_of(recompute, blocks);
-    shift(part, begin);
-    plan.insert(plan.end(), part.begin(), part.end());
-    begin += blocks;
+  for (std::size_t i = 0; i < plans.size(); ++i) {
+    shift(plans[i], begin);
+    all.insert(all.end(), plans[i].begin(), plans[i].end());
+    begin += stretches[i];
   }
-  return plan;
+  return all;
+}
+
+RecomputePlan plan_of(const Recompute& recompute, std::span<const std::int64_t> stretches) {
+  std::vector<RecomputePlan> plans;
+  for (const std::int64_t blocks : stretches) plans.push_back(plan_of(recompute, blocks));
+  return joined(std::move(plans), stretches);
 }
 
 namespace {

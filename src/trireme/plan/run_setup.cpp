@@ -134,15 +134,23 @@ spec::ScheduleTraits schedule_traits(const spec::Recipe& recipe) {
   }
   spec::ScheduleTraits traits;
   traits.unknown = fmt::format("\"{}\" is unknown{}", name, did_you_mean(name, names));
+  const std::int64_t sources = recipe.data.source_seq_len.value_or(job.seq_len);
+  const bool reads_encoder = shape.num_encoder_layers > 0 && !encoder;
+  const double crossed = reads_encoder ? cross_attention_bytes(job, config, sources) : 0;
+  if (encoder) {
+    job.seq_len = sources;
+    job.shape.num_layers = shape.num_encoder_layers;
+  }
+  job.shape.num_encoder_layers = 0;  // one stack by itself
   traits.nearest = closest(name, names).value_or("1f1b");
   return traits;
 }
 
-spec::BlockBytes block_bytes(const spec::Recipe& recipe, const spec::ModelShape& shape) {
-  const Job job = job_of(recipe, shape);
+spec::BlockBytes block_bytes(const spec::Recipe& recipe, const spec::ModelShape& shape, bool encoder) {
+  Job job = job_of(recipe, shape);
   ParallelConfig config = spec::parallel_config(recipe, /*ranks=*/1, job.batch);
   config.recompute = spec::RecomputeKind::kNone;
-  const double saved = activation_bytes(job, config).layer;
+  const double saved = activation_bytes(job, config).layer + crossed;
   config.recompute = spec::RecomputeKind::kFull;  // saves its input
   return {.saved = saved, .input = activation_bytes(job, config).layer};
 }
@@ -155,7 +163,7 @@ spec::RunSetup run_setup(const spec::Recipe& recipe, const spec::ModelShape& sha
                      .ranks = place.ranks,
                      .rank_kind = place.rank_kind};
   if (recipe.layout.pp > 1) run.schedule = schedule_traits(recipe);
-  run.block_bytes = [shape](const spec::Recipe& mended) { return block_bytes(mended, shape); };
+  run.block_bytes = [shape](const spec::Recipe& mended, bool encoder) { return block_bytes(mended, shape, encoder); };
   return run;
 }
 

@@ -16,8 +16,9 @@ namespace trireme::plan {
 /// What the recipe's schedule is, whether it is one of ours, a file, or none.
 spec::ScheduleTraits schedule_traits(const spec::Recipe& recipe);
 
-/// What a block saves of a micro-batch on a rank, with and without recomputation.
-spec::BlockBytes block_bytes(const spec::Recipe& recipe, const spec::ModelShape& shape);
+/// What a block saves of a micro-batch on a rank, with and without recomputation; of an encoder beside a decoder, or of
+/// the decoder or only stack.
+spec::BlockBytes block_bytes(const spec::Recipe& recipe, const spec::ModelShape& shape, bool encoder = false);
 
 struct RunRanks {
   int ranks = 1;

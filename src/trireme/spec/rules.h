@@ -64,7 +64,7 @@ struct RunSetup {
   RankKind rank_kind = RankKind::kThreads;
   ScheduleTraits schedule = {};  ///< where layout.pp > 1
   /// What blocks save, which is the planner's to say (plan/run_setup.h); empty: nobody asks.
-  std::function<BlockBytes(const Recipe& recipe)> block_bytes = {};
+  std::function<BlockBytes(const Recipe& recipe, bool encoder)> block_bytes = {};
 };
 
 /// A run in which earlier problems are mended as their hints say, so that later hints suit earlier ones.

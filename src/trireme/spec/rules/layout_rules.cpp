@@ -238,17 +238,6 @@ void stages_have_layers(RuleContext& context) {
   layout.pp = static_cast<int>(fixed);
 }
 
-void budget_counts_decoders(RuleContext& context) {
-  TrainConfig& train = context.run.recipe.train;
-  const ModelShape& shape = context.run.shape;
-  if (train.recompute != RecomputeKind::kBudget || shape.num_encoder_layers == 0) return;
-  context.refuse("train.recompute",
-                 "is \"budget\", which counts blocks that are all alike; a decoder's that read an encoder save more",
-                 "set train.recompute = \"sqrt\" and leave train.recompute_gb out");
-  train.recompute = RecomputeKind::kSqrt;
-  train.recompute_gb.reset();
-}
-
 void ranks_are_replicas(RuleContext& context) {
   LayoutConfig& layout = context.run.recipe.layout;
   const std::int64_t copy = layout.ranks_per_copy();
@@ -311,9 +300,6 @@ constexpr Rule kLayoutRules[] = {
      cp_divides_model},
     {"stages-have-layers", "more stages than the model has layers, embedding and head",
      "a stage without a layer computes nothing", Because::kDefinition, RuleNeeds::kLayout, stages_have_layers},
-    {"budget-counts-decoders", "recomputation within a budget in encoder-decoder models",
-     "a budget is held against the planner's account of what a block saves, which has no cross attention",
-     Because::kNotBuilt, RuleNeeds::kLayout, budget_counts_decoders},
     {"ranks-are-replicas", "ranks that are no multiple of tp x pp x cp", "every rank belongs to a replica",
      Because::kDefinition, RuleNeeds::kLayout, ranks_are_replicas},
     {"zero-group-divides", "a `zero_group` that does not divide the data-parallel ranks",
