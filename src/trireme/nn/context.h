@@ -21,6 +21,7 @@ struct RankMemory;
 
 namespace trireme::nn {
 
+class ActivationArena;
 class Stash;
 class DropoutRngState;
 struct KvBatch;
@@ -119,6 +120,7 @@ struct Context {
   PassStops* stops = nullptr;            ///< null: the pass runs through
   Stash* stash = nullptr;                ///< where kept inputs wait for backward; null: on the device
   device::RankMemory* memory = nullptr;  ///< where activations are counted; null: nowhere
+  ActivationArena* arena = nullptr;      ///< where kept inputs lie until backward; null: where they were made
   EventSink* events = nullptr;           ///< who is told when each layer ran; null: nobody
   int rank = 0;                          ///< whose events they are
   MtpTokens mtp;
