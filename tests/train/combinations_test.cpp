@@ -187,6 +187,10 @@ std::vector<Case> mistakes() {
   add("noise of two micro-batches at once", [](auto& r) {
     r.layout.pp = 2, r.train.noise_scale = true, r.train.micro_batch_size = 1, r.pipeline.schedule = "chimera-doubling";
   });
+  add("noise of experts that others add to first", [](auto& r) {
+    r.layout.pp = 2, r.train.noise_scale = true, r.train.micro_batch_size = 1, r.pipeline.schedule = "gpipe";
+    r.model.experts = {.num_experts = 4, .top_k = 2};
+  });
   add("noise of a tied embedding whose ends share a rank", [](auto& r) {
     r.layout.pp = 2, r.train.noise_scale = true, r.train.micro_batch_size = 1, r.model.tied = true;
     r.pipeline.schedule = "zb-v";

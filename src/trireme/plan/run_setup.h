@@ -9,9 +9,14 @@
 #include <cstdint>
 #include <optional>
 
+#include "trireme/schedule/schedule.h"
 #include "trireme/spec/rules.h"
 
 namespace trireme::plan {
+
+/// Whether everything that a step's first micro-batch adds to a gradient on a rank, but an embedding's and a head's,
+/// comes before what others add.
+bool first_micro_leads(const schedule::Schedule& table);
 
 /// What the recipe's schedule is, whether it is one of ours, a file, or none.
 spec::ScheduleTraits schedule_traits(const spec::Recipe& recipe);
