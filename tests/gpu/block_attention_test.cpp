@@ -57,5 +57,61 @@ TEST(GpuBlockAttention, EqualsTheCpu) {
   });
 }
 
+/// Rectangles of a layout, which ranks that share rows compute: as the CPU does, in every type.
+TEST(GpuBlockAttention, OfRectanglesEqualsTheCpu) {
+  struct RectangleShape {
+    std::int64_t queries, keys, query_position, key_position, size;
+    bool causal;
+  };
+  for_every_type([](const Near& near) {
+    for (const RectangleShape& c : {RectangleShape{64, 192, 128, 0, 64, true},
+                                    {192, 64, 0, 192, 128, false},
+                                    {96, 96, 96, 96, 64, true},
+                                    {32, 160, 0, 32, 24, false}}) {
+      SCOPED_TRACE(c.queries);
+      constexpr std::int64_t kHeads = 4, kKeyHeads = 2, kBlock = 32;
+      kernels::BlockLists lists{.tokens = std::max(c.queries, c.keys),
+                                .block = kBlock,
+                                .heads = kHeads,
+                                .begin = {0},
+                                .columns = {},
+                                .queries = c.queries,
+                                .keys = c.keys};
+      const Random random(6, "rectangles");
+      for (std::int64_t list = 0; list < kHeads * lists.rows(); ++list) {
+        const bool has_queries = list % lists.rows() * kBlock < c.queries;
+        for (std::int64_t column = 0; has_queries && column * kBlock < c.keys; ++column) {
+          const auto draw = static_cast<std::uint64_t>(list * lists.rows() + column);
+          if (random.uniform(draw) < 0.5) lists.columns.push_back(static_cast<std::int32_t>(column));
+        }
+        lists.begin.push_back(static_cast<std::int64_t>(lists.columns.size()));
+      }
+      const kernels::BlockLayout layout(std::move(lists));
+      const Pair q = normal_pair({2, c.queries, kHeads, c.size}, near.type, "q");
+      const Pair k = normal_pair({2, c.keys, kKeyHeads, c.size}, near.type, "k");
+      const Pair v = normal_pair(k.cpu.sizes(), near.type, "v");
+      const Pair dout = normal_pair(q.cpu.sizes(), near.type, "dout");
+      Pair out = empty_pair(q.cpu.sizes(), near.type), dq = empty_pair(q.cpu.sizes(), near.type);
+      Pair dk = empty_pair(k.cpu.sizes(), near.type), dv = empty_pair(k.cpu.sizes(), near.type);
+      for (const auto side : {&Pair::cpu, &Pair::gpu}) {
+        const kernels::Attention options{.scale = 0.125,
+                                         .causal = c.causal,
+                                         .query_position = c.query_position,
+                                         .key_position = c.key_position,
+                                         .blocks = &layout};
+        const auto result = kernels::attention_forward(q.*side, k.*side, v.*side, options);
+        out.*side = result.out;
+        kernels::attention_backward(dq.*side, dk.*side, dv.*side, dout.*side, q.*side, k.*side, v.*side, result.out,
+                                    result.lse, options);
+      }
+      const double slack = near.type == at::kBFloat16 || near.type == at::kHalf ? 6 : 2;
+      expect_near(out, near, "out", slack);
+      expect_near(dq, near, "dq", slack);
+      expect_near(dk, near, "dk", slack);
+      expect_near(dv, near, "dv", slack);
+    }
+  });
+}
+
 }  // namespace
 }  // namespace trireme::gpu

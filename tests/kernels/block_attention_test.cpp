@@ -187,6 +187,17 @@ TEST(BlockAttention, WrongListsAreNamed) {
   const at::Tensor q = at::randn({1, 48, 1, 16});
   Attention options{.scale = 1, .blocks = &layout};
   EXPECT_THROW(attention_forward(q, q, q, options), ConfigError);  // another length
+  // Of a rectangle: its longer side is not what lists are of; a list beyond its queries; a column beyond its keys.
+  EXPECT_THROW(BlockLayout({.tokens = 32, .block = 16, .heads = 1, .begin = {0, 0, 0}, .queries = 16, .keys = 16}),
+               ConfigError);
+  EXPECT_THROW(
+      BlockLayout(
+          {.tokens = 32, .block = 16, .heads = 1, .begin = {0, 1, 2}, .columns = {0, 0}, .queries = 16, .keys = 32}),
+      ConfigError);
+  EXPECT_THROW(
+      BlockLayout(
+          {.tokens = 32, .block = 16, .heads = 1, .begin = {0, 1, 2}, .columns = {0, 1}, .queries = 32, .keys = 16}),
+      ConfigError);
 }
 
 }  // namespace

@@ -109,7 +109,7 @@ TEST(ContextCore, EqualsWholeRows) {
         if (documents) sequence.documents = packed(kBatch, kLength);
         const auto draw = [&](std::int64_t heads) { return at::randn({kBatch, kLength, heads, kSize}, at::kDouble); };
         const at::Tensor q = draw(4), k = draw(num_kv_heads), v = draw(num_kv_heads), dout = draw(4);
-        const BlockPlace place = place_in_rows(sequence, {0, kLength}, {0, kLength});
+        const BlockPlace place = place_in_rows(sequence, kLength, {0, kLength}, {0, kLength});
         const CoreResult whole = forward_block(shape, place, context, q, k, v);
         CoreGradients expected{at::empty_like(q), at::empty_like(k), at::empty_like(v)};
         backward_block(shape, place, context, expected, dout, q, k, v, whole);
@@ -133,6 +133,70 @@ TEST(ContextCore, EqualsWholeRows) {
           EXPECT_TRUE(at::allclose(found.q, take_tokens(expected.q, mine), 1e-10, 1e-12)) << way.name << " dq";
           EXPECT_TRUE(at::allclose(found.k, take_tokens(expected.k, mine), 1e-10, 1e-12)) << way.name << " dk";
           EXPECT_TRUE(at::allclose(found.v, take_tokens(expected.v, mine), 1e-10, 1e-12)) << way.name << " dv";
+        });
+      }
+    }
+  }
+}
+
+/// Parts of a block layout, in blocks of its own and in ones that parts cut it into.
+TEST(ContextCore, EqualsWholeRowsOfBlockSparseAttention) {
+  constexpr std::int64_t kBatch = 2, kSize = 8;
+  using spec::ContextKind;
+  const Variant ways[] = {
+      {"gather", 4, 1, false, ContextKind::kGather},   {"gather, zig-zag", 2, 1, true, ContextKind::kGather},
+      {"ring", 4, 1, true, ContextKind::kRing},        {"plain ring", 3, 1, false, ContextKind::kRing},
+      {"ulysses", 1, 4, false, ContextKind::kUlysses}, {"both", 2, 2, true, ContextKind::kRing}};
+  const auto layout_of = [](spec::SparseMode mode) {
+    spec::SparseAttention sparse = spec::sparse_defaults(mode);
+    sparse.block = 32;
+    sparse.different_layout_per_head = true;
+    sparse.num_local_blocks = 2;
+    if (mode == spec::SparseMode::kBigBird) sparse.num_sliding_window_blocks = 1, sparse.num_random_blocks = 1;
+    return sparse;
+  };
+  for (const Variant& way : ways) {
+    for (const std::int64_t part : {16, 32, 80}) {
+      for (const auto& [mode, causal, documents] : {std::tuple{spec::SparseMode::kFixed, true, false},
+                                                    {spec::SparseMode::kBigBird, true, true},
+                                                    {spec::SparseMode::kBigBird, false, false}}) {
+        const std::int64_t length = part * way.outer * (way.zigzag ? 2 : 1);
+        const AttentionShape shape{
+            .name = "test",
+            .num_heads = 4,
+            .num_kv_heads = 2,
+            .head_dim = kSize,
+            .causal = causal,
+            .sparse = std::make_shared<SparseLayouts>(layout_of(mode), /*heads=*/4, causal, length)};
+        Context context;
+        Sequence sequence;
+        if (documents) sequence.documents = packed(kBatch, length);
+        const auto draw = [&](std::int64_t heads) { return at::randn({kBatch, length, heads, kSize}, at::kDouble); };
+        const at::Tensor q = draw(4), k = draw(2), v = draw(2), dout = draw(4);
+        const BlockPlace place = place_in_rows(sequence, length, {0, length}, {0, length});
+        const CoreResult whole = forward_block(shape, place, context, q, k, v);
+        CoreGradients expected{at::empty_like(q), at::empty_like(k), at::empty_like(v)};
+        backward_block(shape, place, context, expected, dout, q, k, v, whole);
+        comm::run_ranks(way.outer * way.inner, [&](comm::Rank& rank) {
+          ParallelContext parallel;
+          parallel.tokens = split_of(way, rank.rank());
+          parallel.context = way.kind;
+          const auto ring = rank.world().split(parallel.tokens.inner_rank, rank.rank(), "ring");
+          const auto heads = rank.world().split(parallel.tokens.outer_rank, rank.rank(), "heads");
+          parallel.ring = ring.get();
+          parallel.heads = heads.get();
+          const auto core = make_context_core(parallel);
+          const TokenRanges mine = parallel.tokens.mine(length);
+          const CoreCall call{shape, sequence, context};
+          const CoreOutput output =
+              core->forward(call, take_tokens(q, mine), take_tokens(k, mine), take_tokens(v, mine));
+          EXPECT_TRUE(at::allclose(output.out, take_tokens(whole.out, mine), 1e-10, 1e-12)) << way.name << " " << part;
+          CoreGradients found{at::empty_like(take_tokens(q, mine)), at::empty_like(take_tokens(k, mine)),
+                              at::empty_like(take_tokens(v, mine))};
+          core->backward(call, found, take_tokens(dout, mine), output.kept);
+          EXPECT_TRUE(at::allclose(found.q, take_tokens(expected.q, mine), 1e-10, 1e-12)) << way.name << " dq " << part;
+          EXPECT_TRUE(at::allclose(found.k, take_tokens(expected.k, mine), 1e-10, 1e-12)) << way.name << " dk " << part;
+          EXPECT_TRUE(at::allclose(found.v, take_tokens(expected.v, mine), 1e-10, 1e-12)) << way.name << " dv " << part;
         });
       }
     }

@@ -73,12 +73,12 @@ Outcome run_recomputed(const Recompute& recompute, bool deferred) {
 TEST(Recompute, EveryKindGivesTheSameBits) {
   const Outcome plain = run_recomputed({}, false);
   for (const bool deferred : {false, true}) {
-    for (const Recompute recompute : {Recompute{RecomputeKind::kFull},
-                                      {RecomputeKind::kEvery, 1},
-                                      {RecomputeKind::kEvery, 3},
-                                      {RecomputeKind::kSqrt},
-                                      {RecomputeKind::kRecursive},
-                                      {.kind = RecomputeKind::kBudget, .block = {10, 1, 1}, .budget = 26}}) {
+    for (const Recompute& recompute : {Recompute{RecomputeKind::kFull},
+                                       {RecomputeKind::kEvery, 1},
+                                       {RecomputeKind::kEvery, 3},
+                                       {RecomputeKind::kSqrt},
+                                       {RecomputeKind::kRecursive},
+                                       {.kind = RecomputeKind::kBudget, .block = {10, 1, 1}, .budget = 26}}) {
       const Outcome again = run_recomputed(recompute, deferred);
       EXPECT_TRUE(at::equal(plain.y, again.y));
       EXPECT_TRUE(at::equal(plain.dx, again.dx));

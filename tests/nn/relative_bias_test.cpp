@@ -71,7 +71,7 @@ TEST(RelativeBias, EqualsAutogradInDouble) {
         Context context;
         Sequence sequence = plain_sequence(batch, tokens);
         if (packed) sequence.documents = (at::arange(tokens) / 6).to(at::kInt).unsqueeze(0).repeat({batch, 1});
-        const BlockPlace place = place_in_rows(sequence, {0, tokens}, {0, tokens});
+        const BlockPlace place = place_in_rows(sequence, tokens, {0, tokens}, {0, tokens});
         const Tensors qkv{drawn({batch, tokens, 4, size}, "q"), drawn({batch, tokens, kv_heads, size}, "k"),
                           drawn({batch, tokens, kv_heads, size}, "v")};
         const at::Tensor dout = drawn({batch, tokens, 4, size}, "dy");

@@ -63,7 +63,7 @@ TEST(Rules, ABudgetHoldsABlockAndAnInput) {
   run.shape.num_layers = 4;
   run.recipe.train.recompute = RecomputeKind::kBudget;
   run.recipe.train.micro_batch_size = 1;
-  run.block_bytes = [](const Recipe&) { return BlockBytes{.saved = 1e9, .input = 1e8}; };
+  run.block_bytes = [](const Recipe&, bool) { return BlockBytes{.saved = 1e9, .input = 1e8}; };
   run.recipe.train.recompute_gb = 1.12;
   EXPECT_THAT(refused_by(run), IsEmpty());
   run.recipe.train.recompute_gb = 1.1;  // 233 parts and 24, of 256
@@ -79,6 +79,25 @@ TEST(Rules, ABudgetHoldsABlockAndAnInput) {
   run.shape.num_layers = 8;
   run.recipe.pipeline.virtual_stages = 2;
   EXPECT_THAT(refused_by(run), ElementsAre("budget-holds-a-block")) << "chunks of a rank share it";
+}
+
+/// An encoder's blocks that save a quarter of a decoder's: of two and two, a fifth of the budget is for the encoder's.
+TEST(Rules, ABudgetIsSharedByAnEncoderAndADecoder) {
+  RunSetup run = two_stages();
+  run.recipe.layout.pp = 1, run.ranks = 1;
+  run.shape.num_layers = run.shape.num_encoder_layers = 2;
+  run.recipe.train.recompute = RecomputeKind::kBudget;
+  run.recipe.train.micro_batch_size = 1;
+  run.block_bytes = [](const Recipe&, bool encoder) {
+    return encoder ? BlockBytes{.saved = 0.25e9, .input = 0} : BlockBytes{.saved = 1e9, .input = 0};
+  };
+  run.recipe.train.recompute_gb = 1.3;
+  EXPECT_THAT(refused_by(run), IsEmpty());
+  run.recipe.train.recompute_gb = 1.2;  // of which 0.24 and 0.96
+  const auto refusals = find_refusals(run);
+  ASSERT_EQ(refusals.size(), 1U);
+  EXPECT_EQ(refusals[0].rule->name, "budget-holds-a-block");
+  EXPECT_THAT(refusals[0].problem.reason, testing::HasSubstr("other stack"));
 }
 
 TEST(Rules, LookAtEveryBatchOfTheRun) {

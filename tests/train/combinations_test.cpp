@@ -119,6 +119,11 @@ std::vector<Case> mistakes() {
     r.model.sparse_attention.mode = spec::SparseMode::kFixed, r.model.sparse_attention.block = 16;
     r.layout.cp = 2, r.layout.cp_kind = spec::ContextKind::kRing;
   });
+  add("block-sparse attention around a ring of whole blocks", [](auto& r) {
+    r.model.sparse_attention.mode = spec::SparseMode::kFixed, r.model.sparse_attention.block = 32;
+    r.model.max_seq_len = r.data.seq_len = 64, r.batch.global_batch_tokens = 8 * 64;
+    r.layout.cp = 2, r.layout.cp_kind = spec::ContextKind::kRing;
+  });
   add("compression beside find_unused",
       [=](auto& r) { compress(r, spec::CompressKind::kQsgd), r.layout.find_unused = true; });
   add("1-bit Adam of SGD",
@@ -181,6 +186,10 @@ std::vector<Case> mistakes() {
   });
   add("noise of two micro-batches at once", [](auto& r) {
     r.layout.pp = 2, r.train.noise_scale = true, r.train.micro_batch_size = 1, r.pipeline.schedule = "chimera-doubling";
+  });
+  add("noise of experts that others add to first", [](auto& r) {
+    r.layout.pp = 2, r.train.noise_scale = true, r.train.micro_batch_size = 1, r.pipeline.schedule = "gpipe";
+    r.model.experts = {.num_experts = 4, .top_k = 2};
   });
   add("noise of a tied embedding whose ends share a rank", [](auto& r) {
     r.layout.pp = 2, r.train.noise_scale = true, r.train.micro_batch_size = 1, r.model.tied = true;

@@ -116,6 +116,29 @@ TEST(Layouts, EqualOneRankForEncoders) {
   }
 }
 
+/// Ranks that share rows compute rectangles of a block layout: of whole blocks, and of ones that their parts cut.
+spec::Recipe sparse_recipe(std::int64_t seq_len, Precision precision) {
+  spec::Recipe recipe = even_recipe(Family::kLlama, precision);
+  auto& sparse = recipe.model.sparse_attention;
+  sparse.mode = spec::SparseMode::kBigBird;
+  sparse.block = 32;
+  sparse.num_sliding_window_blocks = sparse.num_random_blocks = 1;
+  sparse.different_layout_per_head = true;
+  recipe.model.max_seq_len = recipe.data.seq_len = seq_len;
+  recipe.batch.global_batch_tokens = 4 * seq_len;
+  return recipe;
+}
+
+TEST(Layouts, OfBlockSparseAttentionEqualOneRank) {
+  for (const std::int64_t seq_len : {128, 256}) {
+    EXPECT_THAT(parting(sparse_recipe(seq_len, Precision::kFp64),
+                        {"cp=2 cp_kind=ring", "cp=4 cp_kind=ring zero=2", "cp=4 cp_kind=gather", "cp=4 cp_kind=ulysses",
+                         "cp=4 cp_kind=ring cp_ulysses=2", "cp=2 cp_kind=ring tp=2 sp", "cp=2 cp_kind=gather pp=2"},
+                        4),
+                testing::IsEmpty());
+  }
+}
+
 /// The same draws fall wherever a token, a head or a column is computed.
 TEST(Layouts, DropTheSame) {
   for (const Family family : {Family::kGpt2, Family::kBert}) {
@@ -234,13 +257,15 @@ TEST(Layouts, ImpossibleOnesNameTheNumbersAndWhatWorks) {
   EXPECT_THAT(message("cp=3", 3), AllOf(HasSubstr("layout.cp"), HasSubstr("16 tokens"), HasSubstr("set layout.cp")));
 }
 
-/// What recomputation within a budget counts of a block is what is saved of it, whether its norms come first or last.
+/// What recomputation within a budget counts of a block is what is saved of it, whether its norms come first or last,
+/// and beside an encoder with a longer sequence.
 TEST(Layouts, BlocksSaveWhatABudgetCounts) {
-  for (const Family family : {Family::kLlama, Family::kGpt2, Family::kBert}) {
+  for (const Family family : {Family::kLlama, Family::kGpt2, Family::kBert, Family::kTransformer, Family::kT5}) {
     for (const int tp : {1, 2}) {
       spec::Recipe recipe = even_recipe(family, Precision::kFp32);
       recipe.layout.tp = tp;
       recipe.train.micro_batch_size = 2;
+      if (spec::has_encoder(family)) recipe.model.num_encoder_layers = 3, recipe.data.source_seq_len = 24;
       const auto saved = [&](spec::RecomputeKind kind, std::optional<double> gb) {
         recipe.train.recompute = kind;
         recipe.train.recompute_gb = gb;
@@ -251,12 +276,21 @@ TEST(Layouts, BlocksSaveWhatABudgetCounts) {
         });
         return bytes;
       };
-      const spec::BlockBytes block = plan::block_bytes(recipe, model_shape(recipe));
-      const auto layers = static_cast<double>(*recipe.model.num_layers);
+      const spec::ModelShape shape = model_shape(recipe);
+      const spec::BlockBytes block = plan::block_bytes(recipe, shape);
+      const spec::BlockBytes encoder =
+          shape.num_encoder_layers > 0 ? plan::block_bytes(recipe, shape, /*encoder=*/true) : spec::BlockBytes{};
+      const auto layers = static_cast<double>(shape.num_layers),
+                 encoders = static_cast<double>(shape.num_encoder_layers);
       const double none = saved(spec::RecomputeKind::kNone, {}), full = saved(spec::RecomputeKind::kFull, {});
-      const double rest = none - layers * block.saved;  // embedding and head
-      EXPECT_EQ(full - layers * block.input, rest) << static_cast<int>(family) << " tp " << tp;
-      const double budget = block.saved + 1.5 * block.input;
+      const double blocks = layers * block.saved + encoders * encoder.saved;
+      const double rest = none - blocks;  // embedding and head
+      EXPECT_EQ(full - layers * block.input - encoders * encoder.input, rest)
+          << static_cast<int>(family) << " tp " << tp;
+      double budget = block.saved + 1.5 * block.input;
+      if (encoders > 0)  // which the stacks share by what they would save
+        budget = blocks * std::max(budget / (layers * block.saved),
+                                   (encoder.saved + 1.5 * encoder.input) / (encoders * encoder.saved));
       const double within = saved(spec::RecomputeKind::kBudget, budget / 1e9);
       EXPECT_LE(within - rest, budget) << static_cast<int>(family) << " tp " << tp;
       EXPECT_LT(within, none);
@@ -303,6 +337,8 @@ TEST(Layouts, KeepAndSendWhatTheFormulasSay) {
       exact_of(latent_recipe(q_lora_rank, Precision::kBf16), text, 4, {.recompute_norms = true});
     }
   }
+  for (const char* text : {"cp=4 cp_kind=ring", "cp=4 cp_kind=gather", "cp=2 cp_kind=ring tp=2 sp"})
+    exact_of(sparse_recipe(128, Precision::kBf16), text, 4, {});
   for (const Precision precision : {Precision::kFp32, Precision::kBf16, Precision::kFp64}) {
     for (const char* text :
          {"zero=0", "zero=1", "zero=2", "zero=3", "tp=4", "tp=4 sp", "tp=2 sp sp_save_gathered zero=2",

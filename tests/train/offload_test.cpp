@@ -377,6 +377,40 @@ TEST(OffloadedActivations, ChangeNoBitAndLeaveTheDevice) {
   }
 }
 
+/// ZeRO-R's defragmentation: saved inputs lie side by side, also parts of them, of several micro-batches and of an
+/// encoder's output that all of a decoder's blocks keep.
+TEST(ContiguousActivations, ChangeNoBitAndLieInOnePlace) {
+  struct Case {
+    Family family;
+    int ranks, tp, pp;
+    const char* schedule;
+    bool partition;
+  };
+  for (const Case& one :
+       {Case{Family::kLlama, 1, 1, 1, "1f1b", false}, Case{Family::kTransformer, 1, 1, 1, "1f1b", false},
+        Case{Family::kGpt2, 2, 2, 1, "1f1b", true}, Case{Family::kLlama, 2, 1, 2, "1f1b", false},
+        Case{Family::kLlama, 2, 1, 2, "gpipe", false}, Case{Family::kGpt2, 2, 1, 2, "chimera-doubling", false}}) {
+    SCOPED_TRACE(
+        fmt::format("family {}, tp {}, pp {}, {}", static_cast<int>(one.family), one.tp, one.pp, one.schedule));
+    spec::Recipe recipe = small_recipe(one.family, Precision::kBf16);
+    recipe.model.num_layers = 5;
+    recipe.model.dropout = 0.1;
+    recipe.batch.global_batch_tokens = 8 * 12;
+    recipe.layout.tp = one.tp, recipe.layout.pp = one.pp;
+    recipe.pipeline.schedule = one.schedule;
+    recipe.train.partition_activations = one.partition;
+    recipe.train.recompute = spec::RecomputeKind::kFull;
+    recipe.train.micro_batch_size = 2;
+    const Ended scattered = train_offloaded(recipe, one.ranks, 3);
+    recipe.train.contiguous_activations = true;
+    const Ended together = train_offloaded(recipe, one.ranks, 3);
+    expect_same_bits(scattered, together);
+    EXPECT_EQ(scattered.memory.device.peak_of(MemoryUse::kActivations),
+              together.memory.device.peak_of(MemoryUse::kActivations));
+    EXPECT_EQ(together.memory.device.bytes_of(MemoryUse::kActivations), 0);
+  }
+}
+
 TEST(OffloadedActivations, GoWithEverythingElse) {
   spec::Recipe recipe = delayed(offload_recipe(Precision::kBf16, 3), 1);
   recipe.model.num_layers = 4;

@@ -183,7 +183,8 @@ std::int64_t least_units_of_backward(const AttentionProblem& problem) {
   constexpr std::int64_t kLeast = 8;
   if (problem.tile_begin == nullptr) return kLeast;
   const std::int64_t units = problem.heads * at::divup(problem.queries, kAttentionQueryBlock);
-  const std::int64_t dense = units * at::divup(problem.keys, kAttentionKeyBlock) / 2;  // under a causal mask
+  // Under a causal mask half of all tiles, which of one head's few keys may be less than one.
+  const std::int64_t dense = std::max<std::int64_t>(1, units * at::divup(problem.keys, kAttentionKeyBlock) / 2);
   return at::divup(kLeast * dense, std::max<std::int64_t>(1, std::min(dense, problem.tile_begin[units])));
 }
 

@@ -44,7 +44,8 @@ struct Attention {
   /// global indices, positions counted from query_position and key_position, all in [0, 2^32).
   const AttentionDropout* dropout = nullptr;
   /// Block-sparse attention: of what the mask leaves, only these blocks are computed (block_layout.h). Queries and keys
-  /// are whole rows; head h has the layout's head first_layout_head + h. Null: all blocks.
+  /// are whole rows, or the rectangle of them that the layout is of; head h has the layout's head first_layout_head +
+  /// h. Null: all blocks.
   const BlockLayout* blocks = nullptr;
   std::int64_t first_layout_head = 0;
   bool deterministic = false;  ///< on a GPU: backward gives the same bits every time; what that costs is logged once

@@ -165,15 +165,19 @@ void require_attention(const AttentionArguments& a, const Attention& options) {
   require_dropout(q, k, options);
   if (options.blocks != nullptr) {
     const BlockLayout& layout = *options.blocks;
-    require(queries == keys && options.query_position == 0 && options.key_position == 0, [&] {
-      return fmt::format("a block layout is of whole rows, not of {} queries from {} and {} keys from {}", queries,
-                         options.query_position, keys, options.key_position);
-    });
-    require(layout.tokens() == queries && options.first_layout_head + heads <= layout.heads(), [&] {
-      return fmt::format("the block layout is of {} tokens and {} heads; the call has {} tokens and heads {} to {}",
-                         layout.tokens(), layout.heads(), queries, options.first_layout_head,
-                         options.first_layout_head + heads - 1);
-    });
+    require(!layout.of_whole_rows() || (queries == keys && options.query_position == 0 && options.key_position == 0),
+            [&] {
+              return fmt::format("the block layout is of whole rows, not of {} queries from {} and {} keys from {}",
+                                 queries, options.query_position, keys, options.key_position);
+            });
+    require(layout.queries() == queries && layout.keys() == keys && options.first_layout_head + heads <= layout.heads(),
+            [&] {
+              return fmt::format(
+                  "the block layout is of {} queries, {} keys and {} heads; the call has {} queries, {} keys and heads "
+                  "{} to {}",
+                  layout.queries(), layout.keys(), layout.heads(), queries, keys, options.first_layout_head,
+                  options.first_layout_head + heads - 1);
+            });
   }
 }
 

@@ -220,7 +220,8 @@ CudaBlocks cuda_blocks(const at::Tensor& q, const Attention& o, std::initializer
                     .rows = lists.rows.const_data_ptr<std::int32_t>(),
                     .block = o.blocks->lists().block,
                     .block_rows = rows};
-  if (in_steps(tensors)) {
+  // The tensor cores' kernels take whole rows.
+  if (o.blocks->of_whole_rows() && in_steps(tensors)) {
     const std::int64_t first_tiles = o.first_layout_head * lists.tile_rows;
     blocks.row_tile_begin = lists.row_tile_begin.const_data_ptr<std::int32_t>() + first_tiles;
     blocks.row_tiles = lists.row_tiles.const_data_ptr<std::int32_t>();

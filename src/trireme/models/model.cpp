@@ -17,11 +17,14 @@
 #include "trireme/nn/head.h"
 #include "trireme/nn/kv_cache.h"
 #include "trireme/nn/mlp.h"
+#include "trireme/spec/rules.h"
 
 namespace trireme::models {
 namespace {
 
 using nn::Layer;
+
+constexpr std::string_view kEncoderBlocks = "encoder.layers";
 
 // Layers that only change which tensors travel along: what makes an encoder and a decoder one chain.
 
@@ -146,12 +149,45 @@ class ChainBuilder {
     std::vector<std::int64_t> stretches;
     std::int64_t begin = 0;
     for (std::int64_t block = 1; block <= count; ++block) {
-      const bool cut =
-          block == count ||
-          std::ranges::find(options_.chunk_begins, fmt::format("{}.{}", prefix, block)) != options_.chunk_begins.end();
-      if (cut) stretches.push_back(block - std::exchange(begin, block));
+      if (block == count || begins_chunk(fmt::format("{}.{}", prefix, block)))
+        stretches.push_back(block - std::exchange(begin, block));
     }
-    return nn::plan_of(options_.recompute, stretches);
+    if (options_.recompute.kind != nn::RecomputeKind::kBudget || model_.shape.num_encoder_layers == 0)
+      return nn::plan_of(options_.recompute, stretches);
+    return plan_stack(stretches, prefix == kEncoderBlocks);
+  }
+
+  bool begins_chunk(const std::string& entry) const {
+    return std::ranges::find(options_.chunk_begins, entry) != options_.chunk_begins.end();
+  }
+
+  /// Within a budget, where an encoder stands beside a decoder: their blocks save differently and have plans of their
+  /// own, which in a chunk that has blocks of both share what it may save by what they would save without.
+  nn::RecomputePlan plan_stack(const std::vector<std::int64_t>& stretches, bool encoder) const {
+    const nn::Recompute& all = options_.recompute;
+    struct Blocks {
+      std::int64_t encoders = 0, others = 0;
+    };
+    std::vector<Blocks> chunks(1);
+    for (const std::string& entry : spec::chain_entries(model_.shape, nn::RecomputeKind::kNone)) {
+      if (begins_chunk(entry)) chunks.emplace_back();
+      if (entry.starts_with(kEncoderBlocks)) ++chunks.back().encoders;
+      if (entry.starts_with("layers.")) ++chunks.back().others;
+    }
+    std::erase_if(chunks, [&](const Blocks& chunk) { return (encoder ? chunk.encoders : chunk.others) == 0; });
+    TRIREME_CHECK(chunks.size() == stretches.size(), "{} stretches of blocks in {} chunks", stretches.size(),
+                  chunks.size());
+    std::vector<nn::RecomputePlan> plans;
+    for (const Blocks& chunk : chunks) {
+      nn::Recompute own = all;
+      own.block = encoder ? all.encoder_block : all.block;
+      const auto blocks = static_cast<double>(encoder ? chunk.encoders : chunk.others);
+      own.budget *= blocks * own.block.saved /
+                    (static_cast<double>(chunk.encoders) * all.encoder_block.saved +
+                     static_cast<double>(chunk.others) * all.block.saved);
+      plans.push_back(nn::plan_of(own, encoder ? chunk.encoders : chunk.others));
+    }
+    return nn::joined(std::move(plans), stretches);
   }
 
   /// A block of this entry, which has its parameters from then on.
@@ -192,7 +228,7 @@ class ChainBuilder {
 void add_encoder(ChainBuilder& chain, const spec::ModelShape& shape) {
   chain.add("encoder.embedding",
             [&] { return std::make_unique<OnFirst>(chain.assembly().embedding(nn::Stream::kSource)); });
-  chain.add_blocks(shape.num_encoder_layers, "encoder.layers", BlockKind::kEncoder);
+  chain.add_blocks(shape.num_encoder_layers, std::string(kEncoderBlocks), BlockKind::kEncoder);
   chain.add("encoder.end", [&] {
     std::unique_ptr<nn::UnaryLayer> norm;
     if (shape.family == spec::Family::kT5) norm = std::make_unique<nn::Norm>(chain.assembly().norm("encoder.norm"));

@@ -19,9 +19,12 @@ struct Options {
   kernels::Attention attention;
   std::optional<kernels::AttentionDropout> dropout;
 
-  Options(const AttentionShape& shape, const BlockPlace& place, const Context& context, std::int64_t tokens) {
+  Options(const AttentionShape& shape, const BlockPlace& place, const Context& context, std::int64_t queries,
+          std::int64_t keys) {
     if (shape.sparse != nullptr) {
-      attention.blocks = &shape.sparse->layout(tokens);
+      attention.blocks = place.row == 0
+                             ? &shape.sparse->layout(queries)
+                             : &shape.sparse->rectangle(place.row, {place.query, queries}, {place.key, keys});
       attention.first_layout_head = shape.first_head;
     }
     attention.scale = score_scale(shape);
@@ -59,8 +62,9 @@ double score_scale(const AttentionShape& shape) {
   return shape.scale.value_or(1.0 / std::sqrt(static_cast<double>(shape.head_dim)));
 }
 
-BlockPlace place_in_rows(const Sequence& sequence, const TokenRange& queries, const TokenRange& keys) {
-  BlockPlace place{.query = queries.first, .key = keys.first};
+BlockPlace place_in_rows(const Sequence& sequence, std::int64_t row, const TokenRange& queries,
+                         const TokenRange& keys) {
+  BlockPlace place{.query = queries.first, .key = keys.first, .row = row};
   if (sequence.documents.defined()) {
     place.query_documents = sequence.documents.narrow(1, queries.first, queries.count).contiguous();
     place.key_documents = sequence.documents.narrow(1, keys.first, keys.count).contiguous();
@@ -71,7 +75,7 @@ BlockPlace place_in_rows(const Sequence& sequence, const TokenRange& queries, co
 CoreResult forward_block(const AttentionShape& shape, const BlockPlace& place, const Context& context,
                          const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
   if (shape.relative) return shape.relative->forward(shape, place, context, q, k, v);
-  const Options options(shape, place, context, q.size(1));
+  const Options options(shape, place, context, q.size(1), k.size(1));
   if (v.size(3) != q.size(3)) {
     kernels::AttentionResult result;
     if (kernels::wide_keys_forward(result, q, k, v, options.attention))
@@ -86,7 +90,7 @@ void backward_block(const AttentionShape& shape, const BlockPlace& place, const 
                     CoreGradients& gradients, const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k,
                     const at::Tensor& v, const CoreResult& result) {
   if (shape.relative) return shape.relative->backward(shape, place, context, gradients, dout, q, k, v, result);
-  const Options options(shape, place, context, q.size(1));
+  const Options options(shape, place, context, q.size(1), k.size(1));
   const std::int64_t size = q.size(3);
   if (v.size(3) == size) {
     kernels::attention_backward(gradients.q, gradients.k, gradients.v, dout, q, k, v, result.out, result.lse,
@@ -103,9 +107,10 @@ void backward_block(const AttentionShape& shape, const BlockPlace& place, const 
   gradients.v.copy_(dv.narrow(3, 0, v.size(3)));
 }
 
-bool sees(const AttentionShape& shape, const TokenRange& queries, const TokenRange& keys) {
+bool sees(const AttentionShape& shape, std::int64_t row, const TokenRange& queries, const TokenRange& keys) {
   const std::int64_t last_query = queries.first + queries.count - 1, last_key = keys.first + keys.count - 1;
   if (shape.causal && keys.first > last_query) return false;
+  if (shape.sparse != nullptr && shape.sparse->rectangle(row, queries, keys).lists().columns.empty()) return false;
   if (shape.window <= 0) return true;
   if (last_key <= queries.first - shape.window) return false;
   return shape.causal || keys.first < last_query + shape.window;

@@ -37,10 +37,11 @@ double score_scale(const AttentionShape& shape);
 /// Where a block's tokens stand: its first query and key, and the documents of exactly these tokens, or undefined.
 struct BlockPlace {
   std::int64_t query = 0, key = 0;
+  std::int64_t row = 0;  ///< tokens of the row; 0: these are all
   at::Tensor query_documents = {}, key_documents = {};
 };
 /// Of a stretch of whole rows' queries and one of their keys.
-BlockPlace place_in_rows(const Sequence& sequence, const TokenRange& queries, const TokenRange& keys);
+BlockPlace place_in_rows(const Sequence& sequence, std::int64_t row, const TokenRange& queries, const TokenRange& keys);
 
 struct CoreResult {
   at::Tensor out, lse;  ///< [batch, queries, heads, value size]; float (double) [batch, heads, queries]
@@ -57,7 +58,7 @@ void backward_block(const AttentionShape& shape, const BlockPlace& place, const 
                     CoreGradients& gradients, const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k,
                     const at::Tensor& v, const CoreResult& result);
 
-/// Whether a query of the one stretch sees a key of the other, documents aside.
-bool sees(const AttentionShape& shape, const TokenRange& queries, const TokenRange& keys);
+/// Whether a query of the one stretch of a row sees a key of the other, documents aside.
+bool sees(const AttentionShape& shape, std::int64_t row, const TokenRange& queries, const TokenRange& keys);
 
 }  // namespace trireme::nn

@@ -37,7 +37,7 @@ double AttentionCore::flops(const Context& context, std::int64_t batch, std::int
   if (!context_) {
     const TokenSpan rows = all_tokens(sequence, tokens);
     if (shape_.sparse != nullptr)
-      return cost.flops(shape_.sparse->pairs(rows, batch, shape_.first_head, shape_.num_heads));
+      return cost.flops(shape_.sparse->pairs(rows, {0, tokens}, batch, shape_.first_head, shape_.num_heads));
     return cost.flops(visible_pairs(visibility, rows, rows, batch));
   }
   // Column by column: shared rows are cut into stretches, and queries of one see keys of all.
@@ -53,7 +53,12 @@ double AttentionCore::flops(const Context& context, std::int64_t batch, std::int
       queries.documents = documents.narrow(1, at[begin], end - begin);
       keys.documents = documents;
     }
-    flops += cost.flops(visible_pairs(visibility, queries, keys, batch));
+    const double pairs =
+        shape_.sparse != nullptr
+            ? shape_.sparse->pairs({.count = sequence.row_length, .documents = documents}, {at[begin], end - begin},
+                                   batch, shape_.first_head, shape_.num_heads)
+            : visible_pairs(visibility, queries, keys, batch);
+    flops += cost.flops(pairs);
     begin = end;
   }
   return flops;

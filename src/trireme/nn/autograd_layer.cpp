@@ -65,6 +65,7 @@ Tensors AutogradLayer::backward(Tensors gradients, Context& context, Tape& tape)
   const c10::AutoGradMode mode(true);
   const Tensors found = torch::autograd::grad(results, leaves, seeds, /*retain_graph=*/false, /*create_graph=*/false,
                                               /*allow_unused=*/true);
+  for (Param* param : params_) context.begin_adding(*param);
   for (std::size_t i = 0; i < which.size(); ++i) {
     if (which[i] < inputs) {
       out[which[i]] = found[i];
@@ -72,7 +73,10 @@ Tensors AutogradLayer::backward(Tensors gradients, Context& context, Tape& tape)
       add_gradient(*params_[which[i] - inputs], found[i]);
     }
   }
-  for (Param* param : params_) context.added(*param);
+  for (Param* param : params_) {
+    context.end_adding(*param);
+    context.added(*param);
+  }
   return out;
 }
 

@@ -21,6 +21,7 @@ struct RankMemory;
 
 namespace trireme::nn {
 
+class ActivationArena;
 class Stash;
 class DropoutRngState;
 struct KvBatch;
@@ -60,8 +61,8 @@ class PassStops {
   virtual void stop(Before next) = 0;
 };
 
-/// Who looks at gradients of parameters that several layers, or forward and backward, add to: embeddings, heads,
-/// relative positions.
+/// Who looks at what one micro-batch adds to gradients, whatever others have added. Experts' rows may come in several
+/// passes, each of which adds.
 class GradientWatch {
  public:
   virtual ~GradientWatch() = default;
@@ -115,8 +116,11 @@ struct Context {
   GradientWatch* watch = nullptr;                     ///< null: nobody looks
   bool divided =
       false;  ///< backward goes in parts of a forward: every tensor saved has its rows in its first dimension
+  std::int64_t watched_rows =
+      0;  ///< of a forward over two micro-batches those of the first, which `watch` looks at; 0: all
   RowDivision division = {};             ///< where it is `divided` into, during that forward
   PassStops* stops = nullptr;            ///< null: the pass runs through
+  ActivationArena* arena = nullptr;      ///< where kept inputs lie until backward; null: where they were made
   Stash* stash = nullptr;                ///< where kept inputs wait for backward; null: on the device
   device::RankMemory* memory = nullptr;  ///< where activations are counted; null: nowhere
   EventSink* events = nullptr;           ///< who is told when each layer ran; null: nobody

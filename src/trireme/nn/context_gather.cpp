@@ -105,7 +105,7 @@ class GatherCore final : public ContextCore {
         }
         keys.count -= keys.first;
       }
-      visit(Part{at, stretch.count, keys, place_in_rows(call.sequence, stretch, keys)});
+      visit(Part{at, stretch.count, keys, place_in_rows(call.sequence, length, stretch, keys)});
       at += stretch.count;
     }
     TRIREME_CHECK(at == queries, "{} queries where {} were expected", queries, at);

@@ -170,10 +170,10 @@ class RingCore final : public ContextCore {
     for (const TokenRange& queries : split_.of_outer(split_.outer_rank, length)) {
       pair.key = 0;
       for (const TokenRange& keys : split_.of_outer(owner, length)) {
-        if (sees(call.shape, queries, keys)) {
+        if (sees(call.shape, length, queries, keys)) {
           pair.queries = queries;
           pair.keys = keys;
-          pair.place = place_in_rows(call.sequence, queries, keys);
+          pair.place = place_in_rows(call.sequence, length, queries, keys);
           visit(pair);
         }
         pair.key += keys.count;

@@ -59,7 +59,7 @@ class UlyssesCore final : public ContextCore {
 
   static BlockPlace whole_rows(const CoreCall& call, const at::Tensor& q) {
     const TokenRange all{0, q.size(1)};
-    return place_in_rows(call.sequence, all, all);
+    return place_in_rows(call.sequence, all.count, all, all);
   }
 
   /// As many heads of keys as ranks want: each as often as ranks share it.

@@ -208,12 +208,20 @@ at::Tensor Head::forward(at::Tensor x, Context& context, Tape* tape) {
   const std::int64_t row_bytes = weight.size(0) * x.element_size();
   const std::int64_t chunk = std::max<std::int64_t>(1, options_.chunk_bytes / row_bytes);
   Totals totals(weights);
+  const bool others_too = context.watch != nullptr && context.watched_rows > 0;
+  const std::int64_t watched = others_too ? context.watched_rows * length : rows.size(0);
+  const auto end_adding = [&] {
+    context.end_adding(weight_);
+    if (bias_) context.end_adding(*bias_);
+  };
   if (tape) {
     context.begin_adding(weight_);
     if (bias_) context.begin_adding(*bias_);
   }
-  for (std::int64_t first = 0; first < rows.size(0); first += chunk) {
-    const std::int64_t count = std::min(chunk, rows.size(0) - first);
+  std::int64_t count = 0;
+  for (std::int64_t first = 0; first < rows.size(0); first += count) {
+    count = std::min(chunk, (first < watched ? watched : rows.size(0)) - first);
+    if (tape && first > 0 && first == watched) end_adding();  // the rest is another micro-batch's
     const auto part = [&](const at::Tensor& tensor) {
       return tensor.defined() ? tensor.narrow(0, first, count) : at::Tensor();
     };
@@ -240,8 +248,7 @@ at::Tensor Head::forward(at::Tensor x, Context& context, Tape* tape) {
   }
   at::Tensor mean = totals.tell(context, options_, soft_weight, type);
   if (tape) {
-    context.end_adding(weight_);
-    if (bias_) context.end_adding(*bias_);
+    if (watched == rows.size(0)) end_adding();
     dx = dx.view({batch, length, rows.size(1)});
     if (options_.input_scale != 1) dx.mul_(options_.input_scale);
     if (sequence) {

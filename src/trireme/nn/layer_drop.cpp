@@ -36,7 +36,9 @@ class DroppedLayer final : public Layer {
     if (!kept(context)) {
       for (Param* param : params_) {
         if (!param->trainable) continue;
+        context.begin_adding(*param);
         gradient_to_add_to(*param);
+        context.end_adding(*param);
         context.added(*param);
       }
       return gradients;

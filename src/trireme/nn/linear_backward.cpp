@@ -68,6 +68,8 @@ void Linear::add_weight_grad(WeightGrad of, Context& context, Tape& tape) const 
     // One call for both gradients where they are made of the same rows.
     const bool both =
         bias_ && !fp8 && !of.row_sum.defined() && of.dy_of_bias.const_data_ptr() == of.dy.const_data_ptr();
+    context.begin_adding(weight_);
+    if (bias_) context.begin_adding(*bias_);
     if (fp8) {
       const bool accumulate = !weight_.gradient_empty;
       const auto columns = [&](const kernels::Fp8Matrix& done, const at::Tensor& x, Fp8Role role) {
@@ -80,6 +82,7 @@ void Linear::add_weight_grad(WeightGrad of, Context& context, Tape& tape) const 
     } else {
       nn::add_weight_grad(weight_, of.dy, of.x, both ? bias_ : nullptr);
     }
+    context.end_adding(weight_);
     context.added(weight_);
     if (!bias_) return;
     if (of.row_sum.defined()) {
@@ -87,6 +90,7 @@ void Linear::add_weight_grad(WeightGrad of, Context& context, Tape& tape) const 
     } else if (!both) {
       add_row_sum_gradient(*bias_, of.dy_of_bias);
     }
+    context.end_adding(*bias_);
     context.added(*bias_);
   });
 }

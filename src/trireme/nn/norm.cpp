@@ -59,6 +59,9 @@ at::Tensor Norm::backward_sum(const at::Tensor& dy, at::Tensor dsum, Context& co
   const at::Tensor dsum_rows = dsum.defined() ? as_rows(dsum) : at::Tensor();
   at::Tensor dx = in_place ? dsum_rows : at::empty_like(dy_rows);
   at::Tensor dweight, dbias;
+  for (Param* param : {weight_, bias_}) {
+    if (param != nullptr) context.begin_adding(*param);
+  }
   const bool begin_weight = weight_ && weight_->gradient_empty, begin_bias = bias_ && bias_->gradient_empty;
   if (weight_ && weight_->trainable) dweight = gradient_to_write(*weight_);
   if (bias_ && bias_->trainable) dbias = gradient_to_write(*bias_);
@@ -75,8 +78,11 @@ at::Tensor Norm::backward_sum(const at::Tensor& dy, at::Tensor dsum, Context& co
                           .begin_weight = begin_weight,
                           .begin_bias = begin_bias},
                          norm_);
-  if (weight_) context.added(*weight_);
-  if (bias_) context.added(*bias_);
+  for (Param* param : {weight_, bias_}) {
+    if (param == nullptr) continue;
+    context.end_adding(*param);
+    context.added(*param);
+  }
   return dx.view(dy.sizes());
 }
 

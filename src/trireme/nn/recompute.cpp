@@ -11,6 +11,7 @@
 #include "trireme/base/error.h"
 #include "trireme/device/memory_pool.h"
 #include "trireme/device/tensor_buffer.h"
+#include "trireme/nn/activation_arena.h"
 #include "trireme/nn/flops.h"
 
 namespace trireme::nn {
@@ -86,6 +87,9 @@ void Recomputed::keep(Tensors kept, const Context& context, Tape& tape) const {
   if (partition_ != nullptr) {
     keep_parts(kept, *partition_);
     keep_parts(rest, *partition_);
+    for (Tensors* parts : {&kept, &rest}) {
+      for (at::Tensor& part : *parts) part = context.arena != nullptr ? context.arena->keep(part) : part;
+    }
   }
   if (divides) {
     tape.push(std::move(kept), std::move(rest), context.stash);
@@ -97,6 +101,10 @@ void Recomputed::keep(Tensors kept, const Context& context, Tape& tape) const {
 }
 
 Tensors Recomputed::forward(Tensors inputs, Context& context, Tape* tape) {
+  if (tape && context.arena != nullptr && partition_ == nullptr) {
+    // Passed on as well: what several blocks keep (an encoder's output) has one place.
+    for (at::Tensor& input : inputs) input = context.arena->keep(input);
+  }
   if (tape) keep(inputs, context, *tape);
   return layer_->forward(std::move(inputs), context, nullptr);
 }
@@ -191,16 +199,21 @@ void shift(RecomputePlan& plan, std::int64_t by) {
 
 }  // namespace
 
-RecomputePlan plan_of(const Recompute& recompute, std::span<const std::int64_t> stretches) {
-  RecomputePlan plan;
+RecomputePlan joined(std::vector<RecomputePlan> plans, std::span<const std::int64_t> stretches) {
+  RecomputePlan all;
   std::int64_t begin = 0;
-  for (const std::int64_t blocks : stretches) {
-    RecomputePlan part = plan_of(recompute, blocks);
-    shift(part, begin);
-    plan.insert(plan.end(), part.begin(), part.end());
-    begin += blocks;
+  for (std::size_t i = 0; i < plans.size(); ++i) {
+    shift(plans[i], begin);
+    all.insert(all.end(), plans[i].begin(), plans[i].end());
+    begin += stretches[i];
   }
-  return plan;
+  return all;
+}
+
+RecomputePlan plan_of(const Recompute& recompute, std::span<const std::int64_t> stretches) {
+  std::vector<RecomputePlan> plans;
+  for (const std::int64_t blocks : stretches) plans.push_back(plan_of(recompute, blocks));
+  return joined(std::move(plans), stretches);
 }
 
 namespace {

@@ -53,6 +53,7 @@ struct Recompute {
   RecomputeKind kind = RecomputeKind::kNone;
   std::int64_t every = 2;            ///< kEvery
   BlockCost block = {};              ///< kBudget: of each block
+  BlockCost encoder_block = {};      ///< kBudget: of each block of an encoder beside a decoder
   double budget = 0;                 ///< kBudget: bytes
   comm::Group* partition = nullptr;  ///< of Recomputed
 };
@@ -61,6 +62,8 @@ struct Recompute {
 RecomputePlan plan_of(const Recompute& recompute, std::int64_t blocks);
 /// Of stretches of so many blocks one after the other, each planned by itself: the chunks of a pipeline.
 RecomputePlan plan_of(const Recompute& recompute, std::span<const std::int64_t> stretches);
+/// Plans of such stretches, each from 0 on, as one.
+RecomputePlan joined(std::vector<RecomputePlan> plans, std::span<const std::int64_t> stretches);
 /// Whether plan_of() looks at a chain as a whole, so that chunks of a pipeline are planned by themselves.
 inline bool plans_chains(RecomputeKind kind) {
   return kind == RecomputeKind::kRecursive || kind == RecomputeKind::kBudget;

@@ -1,8 +1,42 @@
 #include "trireme/nn/sparse_layouts.h"
 
 #include <algorithm>
+#include <numeric>
+
+#include "trireme/base/error.h"
 
 namespace trireme::nn {
+namespace {
+
+/// Blocks that keys or queries of a rectangle lie in, in blocks of `to` tokens instead of `from`, which `to` divides.
+kernels::BlockLists cut_lists(const kernels::BlockLists& whole, const TokenRange& queries, const TokenRange& keys,
+                              std::int64_t to) {
+  kernels::BlockLists lists{.tokens = std::max(queries.count, keys.count),
+                            .block = to,
+                            .heads = whole.heads,
+                            .begin = {0},
+                            .columns = {},
+                            .queries = queries.count,
+                            .keys = keys.count};
+  const std::int64_t parts = whole.block / to, first_key = keys.first / to;
+  const std::int64_t key_blocks = (keys.count + to - 1) / to;
+  for (std::int64_t head = 0; head < whole.heads; ++head) {
+    for (std::int64_t row = 0; row < lists.rows(); ++row) {
+      if (row * to < queries.count) {
+        const auto list = static_cast<std::size_t>(head * whole.rows() + (queries.first / to + row) / parts);
+        for (std::int64_t j = whole.begin[list]; j < whole.begin[list + 1]; ++j) {
+          const std::int64_t column = whole.columns[static_cast<std::size_t>(j)] * parts - first_key;
+          for (std::int64_t c = std::max<std::int64_t>(column, 0); c < std::min(column + parts, key_blocks); ++c)
+            lists.columns.push_back(static_cast<std::int32_t>(c));
+        }
+      }
+      lists.begin.push_back(static_cast<std::int64_t>(lists.columns.size()));
+    }
+  }
+  return lists;
+}
+
+}  // namespace
 
 const kernels::BlockLayout& SparseLayouts::layout(std::int64_t tokens) {
   const std::scoped_lock lock(mutex_);
@@ -14,6 +48,27 @@ const kernels::BlockLayout& SparseLayouts::layout(std::int64_t tokens) {
                                                                       .heads = lists.heads,
                                                                       .begin = std::move(lists.begin),
                                                                       .columns = std::move(lists.columns)});
+  }
+  return *made;
+}
+
+const kernels::BlockLayout& SparseLayouts::rectangle(std::int64_t tokens, const TokenRange& queries,
+                                                     const TokenRange& keys) {
+  const kernels::BlockLayout& whole = layout(tokens);
+  if (queries == keys && queries == TokenRange{0, tokens}) return whole;
+  const std::scoped_lock lock(mutex_);
+  auto& made = rectangles_[{tokens, queries.first, queries.count, keys.first, keys.count}];
+  if (!made) {
+    // Blocks of the layout that the ranges cut become smaller ones.
+    std::int64_t block = whole.lists().block;
+    for (const TokenRange& range : {queries, keys}) {
+      block = std::gcd(block, range.first);
+      if (range.first + range.count < tokens) block = std::gcd(block, range.count);
+    }
+    TRIREME_CHECK(block % kernels::kSmallestBlock == 0,
+                  "{} queries from {} and {} keys from {} cut blocks of {} tokens", queries.count, queries.first,
+                  keys.count, keys.first, kernels::kSmallestBlock);
+    made = std::make_unique<kernels::BlockLayout>(cut_lists(whole.lists(), queries, keys, block));
   }
   return *made;
 }
@@ -41,7 +96,8 @@ double SparseLayouts::growing_pairs(std::int64_t first, std::int64_t count, std:
   return pairs / static_cast<double>(heads);
 }
 
-double SparseLayouts::pairs(const TokenSpan& rows, std::int64_t batch, std::int64_t first_head, std::int64_t heads) {
+double SparseLayouts::pairs(const TokenSpan& rows, const TokenRange& queries, std::int64_t batch,
+                            std::int64_t first_head, std::int64_t heads) {
   const kernels::BlockLists& lists = layout(rows.count).lists();
   const std::int64_t block = lists.block, tokens = rows.count, block_rows = lists.rows();
   const bool documents = rows.documents.defined();
@@ -59,7 +115,7 @@ double SparseLayouts::pairs(const TokenSpan& rows, std::int64_t batch, std::int6
       first = last;
     }
     for (std::int64_t head = first_head; head < first_head + heads; ++head) {
-      for (std::int64_t token = 0; token < tokens; ++token) {
+      for (std::int64_t token = queries.first; token < queries.first + queries.count; ++token) {
         const auto list = static_cast<std::size_t>(head * block_rows + token / block);
         const std::int64_t from = begin[static_cast<std::size_t>(token)];
         const std::int64_t to = causal_ ? token + 1 : end[static_cast<std::size_t>(token)];

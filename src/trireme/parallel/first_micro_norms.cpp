@@ -27,6 +27,8 @@ at::Tensor square_of(const at::Tensor& tensor) {
   return at::full({1}, kernels::sum_of_squares(tensor), at::kDouble);
 }
 
+bool is_expert(const nn::Param& param) { return param.name.find(".experts.") != std::string::npos; }
+
 }  // namespace
 
 FirstMicroNorms::FirstMicroNorms(nn::Params& params, const BucketPlan& plan, MeshGroups& groups,
@@ -42,6 +44,7 @@ FirstMicroNorms::FirstMicroNorms(nn::Params& params, const BucketPlan& plan, Mes
     const layout::AxisNames& in_bucket = plan.buckets[plan.bucket_of.at(&param)].axes;
     part.experts = !layout::subtract(mesh, options_.experts, in_bucket).empty();
     of_experts_.push_back(part.experts);
+    part.in_passes = !options_.experts_lead && is_expert(param);
     // Copies that have the same small batch: what is summed along `rows` is one gradient on all of them.
     const layout::AxisNames model =
         layout::unite(mesh, layout::subtract(mesh, mesh.wide_axes(), in_bucket), options_.rows);
@@ -121,22 +124,28 @@ void FirstMicroNorms::add(const Bucket& bucket, const at::Tensor& gradient) {
   }
 }
 
+bool FirstMicroNorms::waits_for_passes(const nn::Param& param) const {
+  return options_.experts_lead && is_expert(param);
+}
+
 void FirstMicroNorms::before(nn::Param& param) {
   begin_step();
   const auto found = part_of_.find(&param);
-  if (found == part_of_.end() || param.gradient_empty) return;
+  if (found == part_of_.end() || param.gradient_empty || waits_for_passes(param)) return;
   parts_[found->second].second.set_aside = std::exchange(param.gradient, at::empty_like(param.gradient));
   param.gradient_empty = true;
 }
 
 void FirstMicroNorms::after(nn::Param& param) {
   const auto found = part_of_.find(&param);
-  if (found == part_of_.end()) return;
+  if (found == part_of_.end() || waits_for_passes(param)) return;
   Part& part = parts_[found->second].second;
   part.watched = true;
   if (param.gradient_empty) param.gradient.zero_();  // the layer had nothing to add
-  const at::Tensor here = over_rows(param.gradient.reshape({-1}), part.experts);
-  if (part.tied == nullptr && param.uses == 1) {
+  // Passes of experts may differ between ranks: their sum goes over ranks once.
+  const at::Tensor flat = param.gradient.reshape({-1});
+  const at::Tensor here = part.in_passes ? flat : over_rows(flat, part.experts);
+  if (part.tied == nullptr && param.uses == 1 && !options_.parts && !part.in_passes) {
     measure(part, here);
   } else if (part.sum.defined()) {
     part.sum.add_(here);
@@ -146,6 +155,7 @@ void FirstMicroNorms::after(nn::Param& param) {
   if (!part.set_aside.defined()) return;
   part.set_aside.add_(param.gradient);
   param.gradient = std::exchange(part.set_aside, at::Tensor());
+  param.gradient_empty = false;
 }
 
 void FirstMicroNorms::added(const nn::Param& param, bool first) {
@@ -181,6 +191,10 @@ void FirstMicroNorms::sum_tied() {
     if (part.tied != nullptr) {
       if (!part.sum.defined()) part.sum = at::zeros({part.elements}, options_.buffers);  // without rows
       part.tied->all_reduce(device::to_buffer(part.sum), comm::Reduce::kSum).wait();
+    }
+    if (part.in_passes) {
+      if (!part.sum.defined()) part.sum = at::zeros({part.elements}, options_.buffers);
+      part.sum = over_rows(part.sum, part.experts);
     }
     if (part.sum.defined()) measure(part, part.sum);
     part.sum = at::Tensor();

@@ -5,10 +5,11 @@
 // parts that tensor-parallel ranks have computed parts of the sum of (slice_reduction.h) are summed first, copies count
 // once. Ranks that share rows (context parallelism) have each a part of every gradient: theirs are summed bucket by
 // bucket, a second sum along that axis. In a pipeline micro-batches overlap, so parameters are looked at one by one,
-// when the first micro-batch has added to them. What others may have added to before (a head computes gradients in its
-// forward, an embedding may be tied to it) gets other memory while the first micro-batch adds to it.
-// A rank's experts have the gradients of the rows of all ranks that experts are sharded over: these ranks' first
-// micro-batches are one small batch, larger than that of dense parameters.
+// when the first micro-batch has added to them. What others have added to before (GPipe goes back from the last
+// micro-batch, a head computes gradients in its forward) gets other memory while the first micro-batch adds to it.
+// Experts' rows may come in several passes; where the schedule lets the first micro-batch add first, their gradients
+// are looked at when all have. A rank's experts have the gradients of the rows of all ranks that experts are sharded
+// over: these ranks' first micro-batches are one small batch, larger than that of dense parameters.
 // Depends on: comm, layout, nn.
 #pragma once
 
@@ -30,6 +31,8 @@ struct FirstMicroOptions {
   layout::AxisNames rows = {};     ///< axes along which ranks share its rows
   layout::AxisNames experts = {};  ///< along which experts lie: ranks whose rows give one gradient of an expert
   bool overlaps = false;           ///< with other micro-batches: a pipeline, which calls added() and is watched
+  bool parts = false;              ///< it goes back in parts, each of which adds
+  bool experts_lead = true;        ///< nobody adds to an expert's gradient before it
   /// Parameters that several chunks of the model compute with: the ranks of the pipeline that hold them.
   std::map<std::string, comm::Group*> tied = {};
   at::TensorOptions buffers = {};  ///< for sums over ranks
@@ -78,10 +81,11 @@ class FirstMicroNorms final : public nn::GradientWatch {
     std::vector<Sliced> sliced;  // the sum of several ranks'
     comm::Group* tied = nullptr;
     bool experts = false;
-    bool others = false;   // have added to it in this step
-    bool watched = false;  // before() and after() see all that layers add to it
-    at::Tensor set_aside;  // what others have added, while the first micro-batch has other memory
-    /// Watched, and several layers of this rank or stages add to it: what the first micro-batch has added here.
+    bool in_passes = false;  // experts that others may have added to: summed over passes
+    bool others = false;     // have added to it in this step
+    bool watched = false;    // before() and after() see all that layers add to it
+    at::Tensor set_aside;    // what others have added, while the first micro-batch has other memory
+    /// Watched, and several layers of this rank, stages or parts add to it: what the first micro-batch has added here.
     at::Tensor sum;
   };
   struct Slice {
@@ -96,6 +100,8 @@ class FirstMicroNorms final : public nn::GradientWatch {
   };
 
   void begin_step();
+  /// An expert's that is looked at by added().
+  bool waits_for_passes(const nn::Param& param) const;
   at::Tensor over_rows(const at::Tensor& gradient, bool experts) const;
   void measure(Part& part, const at::Tensor& flat);
   void sum_tied();

@@ -143,6 +143,7 @@ Passes::Pair& Passes::pair(int micro) {
   } else {
     const Running &one = fill(first, source_(first)), &other = fill(first + 1, source_(first + 1));
     pair.micro = std::make_unique<Micro>(join_rows(*one.micro, *other.micro));
+    pair.micro->context.watched_rows = rows_of(*one.micro);
   }
   for (Micro* each : {pair.micro.get(), micros_[static_cast<std::size_t>(first)].micro.get(),
                       micros_[static_cast<std::size_t>(first) + 1].micro.get()}) {

@@ -83,6 +83,11 @@ double ulysses_numbers(const ParallelConfig& config, const RankWidths& widths) {
   return widths.attended + (keys / widths.kv_heads - 1) * (widths.keys + widths.values);
 }
 
+/// Of a norm, of one token.
+double statistics_bytes(const Job& job, double between) {
+  return (job.shape.norm == spec::NormKind::kLayer ? 2 : 1) * job.sum_bytes() * between;
+}
+
 /// Blocks of a segment where about the square root of all inputs is saved (Chen et al. 2016).
 int segment_of(int layers) {
   return std::max(1, static_cast<int>(std::lround(std::sqrt(static_cast<double>(layers)))));
@@ -140,7 +145,7 @@ ActivationBytes activation_bytes(const Job& job, const ParallelConfig& config) {
     if (!core_again) numbers += widths.attended + ulysses_numbers(config, widths);
   }
   numbers += mlp_numbers(job, config, (shape.gated ? 2 : 1) + (megatron || config.save_mlp_activations ? 1 : 0));
-  const double statistics = megatron ? 0 : (shape.norm == spec::NormKind::kLayer ? 2 : 1) * sum * out.between;
+  const double statistics = megatron ? 0 : statistics_bytes(job, out.between);
   double layer = numbers * compute + 2 * statistics;
   if (!megatron && shape.mla.used()) layer += (shape.mla.q_lora_rank > 0 ? 2 : 1) * sum * out.between;
   double scores = 0;
@@ -155,6 +160,9 @@ ActivationBytes activation_bytes(const Job& job, const ParallelConfig& config) {
   }
   const double input = width * out.between * compute / (config.partition_activations ? tp : 1);
   const int layers = layers_of(shape);
+  if (!megatron && shape.num_encoder_layers > 0)  // in the mean of all layers
+    layer +=
+        cross_attention_bytes(job, config, job.seq_len) / out.tokens * static_cast<double>(shape.num_layers) / layers;
   out.whole_layer = out.tokens * (layer + scores);
   switch (config.recompute) {
     case RecomputeKind::kNone:
@@ -208,6 +216,20 @@ ActivationBytes activation_bytes(const Job& job, const ParallelConfig& config) {
   out.hidden = out.tokens * width * compute;
   out.mlp_middle = out.tokens * mlp_numbers(job, config, 1) * compute;
   return out;
+}
+
+double cross_attention_bytes(const Job& job, const ParallelConfig& config, std::int64_t source_tokens) {
+  const spec::LayoutConfig& layout = config.layout;
+  const RankWidths widths(job, config);
+  const auto width = static_cast<double>(job.shape.hidden_size);
+  const double between = layout.sequence_parallel ? 1.0 / layout.tp : 1;
+  const double entered = layout.sp_save_gathered ? 1 : between;
+  const bool remade = config.recompute_norms && job.shape.norm_first && entered == between;
+  const double of_query = width * between + (remade ? 0 : width * entered) + widths.queries + widths.attended;
+  const double rows = static_cast<double>(config.micro_batch_size) / layout.cp;
+  const double queries = rows * static_cast<double>(job.seq_len), sources = rows * static_cast<double>(source_tokens);
+  return queries * (of_query * job.compute_bytes() + statistics_bytes(job, between) + widths.heads * job.sum_bytes()) +
+         sources * (widths.keys + widths.values) * job.compute_bytes();
 }
 
 double recomputed_forwards(const Job& job, const ParallelConfig& config) {

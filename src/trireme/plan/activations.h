@@ -25,6 +25,10 @@ struct ActivationBytes {
 
 ActivationBytes activation_bytes(const Job& job, const ParallelConfig& config);
 
+/// Of them, what a decoder's block saves for its attention to so many tokens of an encoder; their own memory, which all
+/// blocks share, aside.
+double cross_attention_bytes(const Job& job, const ParallelConfig& config, std::int64_t source_tokens);
+
 /// How often the forward of a layer runs again, in the mean over all layers; without selective recomputation, which
 /// runs a part of it. Within a budget each layer is taken to run again once or not at all: a run's own plan, which
 /// recomputes segments in segments, may need more.

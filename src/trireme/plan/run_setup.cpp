@@ -24,24 +24,6 @@ Prediction prediction_of(schedule::WeightChoice law) {
   return law == schedule::WeightChoice::kPredictAdam ? Prediction::kAdam : Prediction::kNone;
 }
 
-/// Of embeddings and heads, whose weight gradients arise in other passes, others may come before: these layers let what
-/// the first micro-batch adds be told apart (nn::GradientWatch).
-bool first_micro_leads(const schedule::Schedule& table) {
-  for (const auto& list : table.ranks) {
-    std::vector<bool> others(static_cast<std::size_t>(table.chunks()), false);  // have added to this chunk
-    for (const schedule::Instruction& one : list) {
-      if (one.op == schedule::Op::kOptimizerStep) break;
-      if (!schedule::does_weight_gradient(one)) continue;
-      const auto chunk = static_cast<std::size_t>(schedule::backward_chunk(one));
-      if (schedule::backward_micro(one) != 0)
-        others[chunk] = true;
-      else if (others[chunk])
-        return false;
-    }
-  }
-  return true;
-}
-
 spec::ScheduleTraits traits_of_file(const std::string& name, int stages) {
   spec::ScheduleTraits traits;
   try {
@@ -53,7 +35,6 @@ spec::ScheduleTraits traits_of_file(const std::string& name, int stages) {
     traits.doubled_forward = schedule::micros_of_forward(table) == 2;
     traits.least_rows = table.micro_parts;
     traits.default_chunks = table.chunks() / std::max(1, stages);
-    traits.first_micro_leads = [table](int, int) { return first_micro_leads(table); };
     // One step can be repeated where it ends before the next begins.
     const bool repeats = table.steps() == 1 && !traits.asynchronous && !schedule::has_transfers(table);
     if (!repeats) traits.steps = table.steps();
@@ -95,6 +76,22 @@ spec::ScheduleTraits traits_of_replicated(const spec::Recipe& recipe, const sche
 
 }  // namespace
 
+bool first_micro_leads(const schedule::Schedule& table) {
+  for (const auto& list : table.ranks) {
+    std::vector<bool> others(static_cast<std::size_t>(table.chunks()), false);  // have added to this chunk
+    for (const schedule::Instruction& one : list) {
+      if (one.op == schedule::Op::kOptimizerStep) break;
+      if (!schedule::does_weight_gradient(one)) continue;
+      const auto chunk = static_cast<std::size_t>(schedule::backward_chunk(one));
+      if (schedule::backward_micro(one) / table.micro_parts != 0)
+        others[chunk] = true;
+      else if (others[chunk])
+        return false;
+    }
+  }
+  return true;
+}
+
 spec::ScheduleTraits schedule_traits(const spec::Recipe& recipe) {
   const std::string& name = recipe.pipeline.schedule;
   const int stages = recipe.layout.pp;
@@ -123,10 +120,6 @@ spec::ScheduleTraits schedule_traits(const spec::Recipe& recipe) {
     traits.bidirectional = small.routes.size() > 1;
     traits.doubled_forward = schedule::micros_of_forward(small) == 2;
     traits.least_rows = small.micro_parts;
-    traits.first_micro_leads = [kind = std::string(kind.name), stages](int micros, int chunks) {
-      const schedule::Shape shape{.ranks = stages, .micros = micros, .chunks_per_rank = chunks};
-      return first_micro_leads(schedule::build(kind, shape));
-    };
     traits.refuses = [refuses = kind.refuses, stages](int micros, int chunks) {
       return refuses({.ranks = stages, .micros = micros, .chunks_per_rank = chunks});
     };
@@ -138,11 +131,19 @@ spec::ScheduleTraits schedule_traits(const spec::Recipe& recipe) {
   return traits;
 }
 
-spec::BlockBytes block_bytes(const spec::Recipe& recipe, const spec::ModelShape& shape) {
-  const Job job = job_of(recipe, shape);
+spec::BlockBytes block_bytes(const spec::Recipe& recipe, const spec::ModelShape& shape, bool encoder) {
+  Job job = job_of(recipe, shape);
   ParallelConfig config = spec::parallel_config(recipe, /*ranks=*/1, job.batch);
+  const std::int64_t sources = recipe.data.source_seq_len.value_or(job.seq_len);
+  const bool reads_encoder = shape.num_encoder_layers > 0 && !encoder;
+  const double crossed = reads_encoder ? cross_attention_bytes(job, config, sources) : 0;
+  if (encoder) {
+    job.seq_len = sources;
+    job.shape.num_layers = shape.num_encoder_layers;
+  }
+  job.shape.num_encoder_layers = 0;  // one stack by itself
   config.recompute = spec::RecomputeKind::kNone;
-  const double saved = activation_bytes(job, config).layer;
+  const double saved = activation_bytes(job, config).layer + crossed;
   config.recompute = spec::RecomputeKind::kFull;  // saves its input
   return {.saved = saved, .input = activation_bytes(job, config).layer};
 }
@@ -155,7 +156,7 @@ spec::RunSetup run_setup(const spec::Recipe& recipe, const spec::ModelShape& sha
                      .ranks = place.ranks,
                      .rank_kind = place.rank_kind};
   if (recipe.layout.pp > 1) run.schedule = schedule_traits(recipe);
-  run.block_bytes = [shape](const spec::Recipe& mended) { return block_bytes(mended, shape); };
+  run.block_bytes = [shape](const spec::Recipe& mended, bool encoder) { return block_bytes(mended, shape, encoder); };
   return run;
 }
 

@@ -38,9 +38,6 @@ struct ScheduleTraits {
   bool doubled_forward = false;               ///< a forward takes two micro-batches, or both halves of one
   int least_rows = 1;                         ///< sequences of a micro-batch, which backwards may halve
   int steps = 0;                              ///< that it holds, where it cannot be repeated; 0: any number
-  /// Whether everything that a step's first micro-batch adds to a gradient on a rank comes before what others add.
-  /// What the embedding and the head add does not count: they let others wait.
-  std::function<bool(int micros, int chunks_per_rank)> first_micro_leads = [](int, int) { return true; };
   /// Why it is not defined for so many micro-batches a step and chunks a rank; empty where it is.
   std::function<std::string(int micros, int chunks_per_rank)> refuses = [](int, int) { return std::string(); };
 };
@@ -64,7 +61,7 @@ struct RunSetup {
   RankKind rank_kind = RankKind::kThreads;
   ScheduleTraits schedule = {};  ///< where layout.pp > 1
   /// What blocks save, which is the planner's to say (plan/run_setup.h); empty: nobody asks.
-  std::function<BlockBytes(const Recipe& recipe)> block_bytes = {};
+  std::function<BlockBytes(const Recipe& recipe, bool encoder)> block_bytes = {};
 };
 
 /// A run in which earlier problems are mended as their hints say, so that later hints suit earlier ones.

@@ -24,6 +24,7 @@ std::vector<ChunkShare> even_shares(const ModelShape& shape, int chunks) {
   for (std::size_t chunk = 0; chunk < shares.size(); ++chunk) {
     for (std::size_t at = starts[chunk]; at < starts[chunk + 1]; ++at) {
       shares[chunk].layers += blocks[at] ? 1 : 0;
+      shares[chunk].encoders += chain[at].starts_with("encoder.layers.") ? 1 : 0;
       shares[chunk].embedding |= chain[at].ends_with("embedding");
       shares[chunk].head |= chain[at] == "head";
     }

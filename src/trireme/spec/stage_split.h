@@ -19,6 +19,7 @@ namespace trireme::spec {
 struct ChunkShare {
   int layers = 0;
   bool embedding = false, head = false;
+  int encoders = 0;  ///< of the layers, those of an encoder beside a decoder
   bool operator==(const ChunkShare&) const = default;
 };
 

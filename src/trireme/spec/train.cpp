@@ -73,6 +73,9 @@ void describe(config::Section<TrainConfig>& section) {
              "with recompute = \"budget\": GB (1e9 bytes) of activations that the blocks of a rank may save of a "
              "micro-batch")
       .above(0);
+  section.field("contiguous_activations", &TrainConfig::contiguous_activations,
+                "with recompute: the saved inputs of blocks are copied side by side into memory that is allocated "
+                "once, so that they do not cut the device's memory into pieces (ZeRO-R)");
   section.field("offload_activations", &TrainConfig::offload_activations,
                 "with recompute: the saved inputs of blocks wait in host memory until backward");
   section.field("partition_activations", &TrainConfig::partition_activations,
@@ -236,6 +239,20 @@ std::vector<config::Problem> find_problems(const TrainConfig& train) {
     problems.push_back({.key = "train.offload_activations",
                         .reason = "moves the saved inputs of recomputed blocks, but train.recompute saves none",
                         .hint = "set train.recompute = \"full\""});
+  }
+  if (train.contiguous_activations && !saves_inputs) {
+    problems.push_back({.key = "train.contiguous_activations",
+                        .reason = "is about the saved inputs of recomputed blocks, but train.recompute saves none",
+                        .hint = "set train.recompute = \"full\""});
+  }
+  if (train.contiguous_activations && (train.offload_activations || train.cuda_graphs)) {
+    problems.push_back(
+        {.key = "train.contiguous_activations",
+         .reason =
+             train.offload_activations
+                 ? "lays saved inputs side by side on the device, but with train.offload_activations they leave it"
+                 : "lays saved inputs side by side, but with train.cuda_graphs a step's memory is laid out once",
+         .hint = "set train.contiguous_activations = false"});
   }
   if (train.partition_activations && !saves_inputs) {
     problems.push_back({.key = "train.partition_activations",

@@ -66,16 +66,17 @@ struct TrainConfig {
   std::optional<OmpWaitPolicy> omp_wait_policy;  ///< unset: as the environment has it
   RecomputeKind recompute = RecomputeKind::kNone;
   std::int64_t recompute_every = 2;
-  std::optional<double> recompute_gb;  ///< kBudget: of activations that a micro-batch's blocks on a rank save
-  bool offload_activations = false;    ///< saved inputs of recomputed blocks wait on the host
-  bool partition_activations = false;  ///< saved inputs of recomputed blocks are sharded over tp (ZeRO-R)
-  std::optional<double> memory_gb;     ///< of each rank's device; unset: no limit
-  bool cuda_graphs = false;            ///< GPU: forward and backward are captured once, then replayed
-  bool gemm_autotune = true;           ///< GPU: GEMM kernels are timed at first use; false: cuBLASLt's heuristic
-  bool recompute_norms = false;        ///< norm outputs are recomputed in backward instead of saved
-  bool save_mlp_activations = false;   ///< outputs of the MLP's activation are saved for backward
-  bool noise_scale = false;            ///< the gradient noise scale is measured
-  double noise_scale_ema = 0.95;       ///< decay rate of its two averages
+  std::optional<double> recompute_gb;   ///< kBudget: of activations that a micro-batch's blocks on a rank save
+  bool contiguous_activations = false;  ///< saved inputs of recomputed blocks lie side by side
+  bool offload_activations = false;     ///< saved inputs of recomputed blocks wait on the host
+  bool partition_activations = false;   ///< saved inputs of recomputed blocks are sharded over tp (ZeRO-R)
+  std::optional<double> memory_gb;      ///< of each rank's device; unset: no limit
+  bool cuda_graphs = false;             ///< GPU: forward and backward are captured once, then replayed
+  bool gemm_autotune = true;            ///< GPU: GEMM kernels are timed at first use; false: cuBLASLt's heuristic
+  bool recompute_norms = false;         ///< norm outputs are recomputed in backward instead of saved
+  bool save_mlp_activations = false;    ///< outputs of the MLP's activation are saved for backward
+  bool noise_scale = false;             ///< the gradient noise scale is measured
+  double noise_scale_ema = 0.95;        ///< decay rate of its two averages
   /// Progressive layer dropping: theta bar, the share of layers that is kept in the end; unset: all are, always.
   std::optional<double> layer_keep;
   std::optional<double> layer_keep_gamma;  ///< how fast it is approached, a step; unset: 100 / steps of the run

@@ -13,26 +13,34 @@
 namespace trireme::kernels {
 namespace {
 
-constexpr std::int64_t kSmallest = 16;  // queries and keys of a bit of AttentionTile
-
 void check_lists(const BlockLists& lists) {
   const auto require = [](bool holds, const std::string& message) {
     if (!holds) throw ConfigError("block layout: " + message);
   };
-  require(lists.block >= kSmallest && lists.block % kSmallest == 0,
-          fmt::format("blocks of {} tokens; they must be a multiple of {}", lists.block, kSmallest));
+  require(lists.block >= kSmallestBlock && lists.block % kSmallestBlock == 0,
+          fmt::format("blocks of {} tokens; they must be a multiple of {}", lists.block, kSmallestBlock));
   require(lists.tokens > 0 && lists.heads > 0, fmt::format("{} tokens and {} heads", lists.tokens, lists.heads));
   const std::int64_t rows = lists.rows();
+  const bool whole = lists.queries == 0 && lists.keys == 0;
+  require(whole || (lists.queries > 0 && lists.keys > 0 && std::max(lists.queries, lists.keys) == lists.tokens),
+          fmt::format("{} queries and {} keys; the more of them must be its {} tokens", lists.queries, lists.keys,
+                      lists.tokens));
+  const auto blocks_of = [&](std::int64_t tokens) { return (tokens + lists.block - 1) / lists.block; };
+  const std::int64_t query_blocks = whole ? rows : blocks_of(lists.queries),
+                     key_blocks = whole ? rows : blocks_of(lists.keys);
   require(static_cast<std::int64_t>(lists.begin.size()) == lists.heads * rows + 1 && lists.begin.front() == 0 &&
               lists.begin.back() == static_cast<std::int64_t>(lists.columns.size()),
           fmt::format("{} lists for {} heads of {} rows of blocks", lists.begin.size(), lists.heads, rows));
   for (std::size_t i = 0; i + 1 < lists.begin.size(); ++i) {
     require(lists.begin[i] <= lists.begin[i + 1], "lists overlap");
+    require(static_cast<std::int64_t>(i) % rows < query_blocks || lists.begin[i] == lists.begin[i + 1],
+            fmt::format("list {} is of queries beyond {} and not empty", i, lists.queries));
     for (std::int64_t j = lists.begin[i]; j < lists.begin[i + 1]; ++j) {
       const std::int32_t column = lists.columns[static_cast<std::size_t>(j)];
       const bool follows = j == lists.begin[i] || lists.columns[static_cast<std::size_t>(j - 1)] < column;
-      require(column >= 0 && column < rows && follows,
-              fmt::format("block {} of list {} is outside of {} or not behind the one before it", column, i, rows));
+      require(
+          column >= 0 && column < key_blocks && follows,
+          fmt::format("block {} of list {} is outside of {} or not behind the one before it", column, i, key_blocks));
     }
   }
 }
@@ -86,9 +94,10 @@ at::Tensor numbers_on(at::Device device, const std::vector<std::int32_t>& number
 
 BlockLayout::BlockLayout(BlockLists lists) : lists_(std::move(lists)) {
   check_lists(lists_);
-  const std::int64_t rows = lists_.rows(), small = lists_.block / kSmallest;
-  const std::int64_t small_rows = (lists_.tokens + kSmallest - 1) / kSmallest;
-  constexpr std::int64_t kUnitRows = cpu::kAttentionQueryBlock / kSmallest;
+  const std::int64_t rows = lists_.rows(), small = lists_.block / kSmallestBlock;
+  const std::int64_t small_rows = (queries() + kSmallestBlock - 1) / kSmallestBlock,
+                     small_columns = (keys() + kSmallestBlock - 1) / kSmallestBlock;
+  constexpr std::int64_t kUnitRows = cpu::kAttentionQueryBlock / kSmallestBlock;
   for (std::int64_t head = 0; head < lists_.heads; ++head) {
     for (std::int64_t first = 0; first < small_rows; first += kUnitRows) {
       tile_begin_.push_back(static_cast<std::int64_t>(tiles_.size()));
@@ -97,7 +106,7 @@ BlockLayout::BlockLayout(BlockLists lists) : lists_(std::move(lists)) {
         const auto list = static_cast<std::size_t>(head * rows + (first + i) / small);
         for (std::int64_t j = lists_.begin[list]; j < lists_.begin[list + 1]; ++j) {
           const std::int64_t column = lists_.columns[static_cast<std::size_t>(j)] * small;
-          for (std::int64_t c = column; c < std::min(column + small, small_rows); ++c)
+          for (std::int64_t c = column; c < std::min(column + small, small_columns); ++c)
             seen[static_cast<std::int32_t>(c)] |= 1u << i;
         }
       }
@@ -137,9 +146,10 @@ const BlockLayout::ChunksOnDevice& BlockLayout::chunks_on(at::Device device, std
 }
 
 BlockLayout::OnDevice BlockLayout::make_lists(at::Device device) const {
-  const std::int64_t rows = lists_.rows(), small = lists_.block / kSmallest;
-  constexpr std::int64_t kSide = 64 / kSmallest;  // of a tile, in smallest blocks
-  const std::int64_t small_rows = (lists_.tokens + kSmallest - 1) / kSmallest, tiles = (small_rows + kSide - 1) / kSide;
+  const std::int64_t rows = lists_.rows(), small = lists_.block / kSmallestBlock;
+  constexpr std::int64_t kSide = 64 / kSmallestBlock;  // of a tile, in smallest blocks
+  const std::int64_t small_rows = (lists_.tokens + kSmallestBlock - 1) / kSmallestBlock,
+                     tiles = (small_rows + kSide - 1) / kSide;
   DeviceList by_row(lists_.heads * rows), by_column(lists_.heads * rows);
   DeviceList tile_rows(lists_.heads * tiles), tile_columns(lists_.heads * tiles);
   for (std::int64_t head = 0; head < lists_.heads; ++head) {

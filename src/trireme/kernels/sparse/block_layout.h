@@ -31,13 +31,16 @@ class BlockLayout {
   BlockLayout& operator=(const BlockLayout&) = delete;
 
   std::int64_t tokens() const { return lists_.tokens; }
+  bool of_whole_rows() const { return lists_.queries == 0; }
+  std::int64_t queries() const { return of_whole_rows() ? lists_.tokens : lists_.queries; }
+  std::int64_t keys() const { return of_whole_rows() ? lists_.tokens : lists_.keys; }
   std::int64_t heads() const { return lists_.heads; }
   const BlockLists& lists() const { return lists_; }
   /// Bytes of the lists that the kernels for CPUs read.
   std::size_t bytes() const;
 
   const std::int64_t* tile_begin(std::int64_t head) const {
-    return tile_begin_.data() + head * ((lists_.tokens + cpu::kAttentionQueryBlock - 1) / cpu::kAttentionQueryBlock);
+    return tile_begin_.data() + head * ((queries() + cpu::kAttentionQueryBlock - 1) / cpu::kAttentionQueryBlock);
   }
   const cpu::AttentionTile* tiles() const { return tiles_.data(); }
 

@@ -106,8 +106,9 @@ void Experts::add_weight_grad(Param& weight, const at::Tensor& dy, const at::Ten
   if (weight.trainable) context.flops += gemm_flops(dy.size(1), dy.size(0), x.size(1));
   const ExpertCopies* copies = rows.copied != nullptr && rows.copied->copies.any() ? &rows.copied->copies : nullptr;
   tape.weight_gradient([&weight, dy, x, kept = std::vector<std::int64_t>(rows.offsets.begin(), rows.offsets.end()),
-                        ends = rows.ends, copies] {
+                        ends = rows.ends, copies, &context] {
     if (!weight.trainable) return;
+    context.begin_adding(weight);
     const bool accumulate = !weight.gradient_empty;
     const auto add_to = [&](const at::Tensor& sums, bool adds) {
       if (weight.gemm != spec::GemmPrecision::kSame)
@@ -116,12 +117,16 @@ void Experts::add_weight_grad(Param& weight, const at::Tensor& dy, const at::Ten
       kernels::grouped_weight_grad({.a = dy, .b = x, .offsets = kept, .out = sums, .accumulate = adds, .ends = ends});
     };
     at::Tensor& out = gradient_to_write(weight);
-    if (copies == nullptr) return add_to(out, accumulate);
-    std::vector<std::int64_t> sizes = out.sizes().vec();
-    sizes[0] = static_cast<std::int64_t>(kept.size()) - 1;
-    at::Tensor all = at::empty(sizes, out.options());
-    add_to(all, false);
-    copies->add_to_owners(all, out, /*fresh=*/!accumulate);
+    if (copies == nullptr) {
+      add_to(out, accumulate);
+    } else {
+      std::vector<std::int64_t> sizes = out.sizes().vec();
+      sizes[0] = static_cast<std::int64_t>(kept.size()) - 1;
+      at::Tensor all = at::empty(sizes, out.options());
+      add_to(all, false);
+      copies->add_to_owners(all, out, /*fresh=*/!accumulate);
+    }
+    context.end_adding(weight);
   });
 }
 

@@ -44,7 +44,9 @@ std::span<const std::int64_t> numbers_of(const at::Tensor& tensor) {
 /// A gradient that is small beside the layer's GEMMs: with whatever type the parameter's gradient has.
 void add_deferred(Param& param, at::Tensor dy, at::Tensor x, Context& context, Tape& tape) {
   tape.weight_gradient([&param, dy = std::move(dy), x = std::move(x), &context] {
+    context.begin_adding(param);
     if (param.trainable) add_gradient(param, at::matmul(dy.t(), x));
+    context.end_adding(param);
     context.added(param);
   });
 }
@@ -420,9 +422,11 @@ at::Tensor MoeLayer::backward_router(const at::Tensor& rows, const Routed& route
   }
   if (parts_.thresholds) {
     if (of_bias.empty()) of_bias.assign(static_cast<std::size_t>(router.experts()), 0);
+    context.begin_adding(*parts_.thresholds);
     if (parts_.thresholds->trainable)
       add_gradient(*parts_.thresholds,
                    at::from_blob(of_bias.data(), {router.experts()}, at::kDouble).to(rows.device()));
+    context.end_adding(*parts_.thresholds);
     context.added(*parts_.thresholds);
   }
 

@@ -139,7 +139,9 @@ at::Tensor MoeLayer::backward_on_gpu(at::Tensor dy, Context& context, Tape& tape
   const at::ScalarType type = gate_type(rows.scalar_type());
   const at::Tensor of_router = at::matmul(grad_logits, context.value(router_weight).to(type));
   tape.weight_gradient([&router_weight, grad_logits, rows, type, &context] {
+    context.begin_adding(router_weight);
     if (router_weight.trainable) add_gradient(router_weight, at::matmul(grad_logits.t(), rows.to(type)));
+    context.end_adding(router_weight);
     context.added(router_weight);
   });
   return kernels::combine_rows(grad.x, row_of, of_shared.defined() ? of_shared.contiguous() : of_shared, of_router)

@@ -161,8 +161,15 @@ void ds_saved_inputs(RecipeImport& in, const ForeignKey& given) {
     in.without_effect(given, "not asked for");
     return;
   }
-  const bool partition = given.name.ends_with("partition_activations");
-  in.set(partition ? "train.partition_activations" : "train.offload_activations", "true", given.name);
+  const bool contiguous = given.name.ends_with("contiguous_memory_optimization");
+  if (contiguous && in.flag("activation_checkpointing.cpu_checkpointing")) {
+    in.without_effect(given, "saved inputs wait on the host");
+    return;
+  }
+  const char* key = given.name.ends_with("partition_activations") ? "train.partition_activations"
+                    : given.name.ends_with("cpu_checkpointing")   ? "train.offload_activations"
+                                                                  : "train.contiguous_activations";
+  in.set(key, "true", given.name);
   in.set_text("train.recompute", "full", given.name + " is about recomputed blocks; DeepSpeed's model says which");
 }
 
@@ -307,8 +314,7 @@ const ImportRow kDeepSpeedRows[] = {
     {.name = "zero_force_ds_cpu_optimizer", .without = "which update runs follows from layout.offload"},
     {.name = "activation_checkpointing.partition_activations", .take = ds_saved_inputs},
     {.name = "activation_checkpointing.cpu_checkpointing", .take = ds_saved_inputs},
-    {.name = "activation_checkpointing.contiguous_memory_optimization",
-     .without = "memory of activations comes from a pool"},
+    {.name = "activation_checkpointing.contiguous_memory_optimization", .take = ds_saved_inputs},
     {.name = "activation_checkpointing.number_checkpoints", .without = "train.recompute says what is saved"},
     {.name = "activation_checkpointing.synchronize_checkpoint_boundary", .without = "streams are ordered by events"},
     {.name = "activation_checkpointing.profile", .without = kLogs},

@@ -92,12 +92,19 @@ bool has_two_blocks(const RuleContext& context) {
   return context.run.shape.causal && !trades_all && context.run.seq_len % (2 * layout.cp) == 0;
 }
 
-void sparse_rows_are_whole(RuleContext& context) {
+void sparse_parts_are_blocks(RuleContext& context) {
   LayoutConfig& layout = context.run.recipe.layout;
   const bool trades_all = layout.cp_kind == ContextKind::kUlysses || layout.cp == layout.cp_ulysses;
   if (!context.run.shape.sparse_attention.used() || layout.cp == 1 || trades_all) return;
+  constexpr std::int64_t kSmallestBlock = 16;  // of kernels/sparse/block_lists.h and of model.sparse_attention.block
+  const std::int64_t parts =
+      std::int64_t{layout.cp} / std::max(1, layout.cp_ulysses) * (has_two_blocks(context) ? 2 : 1);
+  const std::int64_t length = context.run.seq_len;
+  if (length % parts != 0 || length / parts % kSmallestBlock == 0) return;  // the first: a rule of its own
   context.refuse("layout.cp_kind",
-                 "block layouts are of whole sequences, which ranks of context parallelism have with ulysses only",
+                 fmt::format("cuts sequences of {} tokens into {} parts of {}, which would cut blocks of block-sparse "
+                             "attention: parts must be multiples of {}",
+                             length, parts, length / parts, kSmallestBlock),
                  "set layout.cp_kind = \"ulysses\"");
   layout.cp_kind = ContextKind::kUlysses;
 }
@@ -231,17 +238,6 @@ void stages_have_layers(RuleContext& context) {
   layout.pp = static_cast<int>(fixed);
 }
 
-void budget_counts_decoders(RuleContext& context) {
-  TrainConfig& train = context.run.recipe.train;
-  const ModelShape& shape = context.run.shape;
-  if (train.recompute != RecomputeKind::kBudget || shape.num_encoder_layers == 0) return;
-  context.refuse("train.recompute",
-                 "is \"budget\", which counts blocks that are all alike; a decoder's that read an encoder save more",
-                 "set train.recompute = \"sqrt\" and leave train.recompute_gb out");
-  train.recompute = RecomputeKind::kSqrt;
-  train.recompute_gb.reset();
-}
-
 void ranks_are_replicas(RuleContext& context) {
   LayoutConfig& layout = context.run.recipe.layout;
   const std::int64_t copy = layout.ranks_per_copy();
@@ -289,12 +285,11 @@ constexpr Rule kLayoutRules[] = {
     {"tp-divides-model", "a `tp` that does not divide the heads or `ffn_size`",
      "each rank has whole heads; key and value heads are sharded or replicated evenly", Because::kDefinition,
      RuleNeeds::kLayout, tp_divides_model},
-    {"sparse-rows-are-whole",
-     "block-sparse attention (`model.sparse_attention`) with context parallelism other than ulysses",
-     "its kernels compute layouts of whole sequences; what another rank's keys are to this one's queries is a "
-     "rectangle "
-     "of one",
-     Because::kNotBuilt, RuleNeeds::kLayout, sparse_rows_are_whole},
+    {"sparse-parts-are-blocks",
+     "block-sparse attention (`model.sparse_attention`) with ring attention or gathered keys whose parts of a sequence "
+     "are no multiples of 16 tokens",
+     "blocks of queries and keys are multiples of 16 tokens", Because::kDefinition, RuleNeeds::kLayout,
+     sparse_parts_are_blocks},
     {"cp-divides-source", "context parallelism where `cp` does not divide the source of an encoder-decoder model",
      "each rank has equally many tokens of both sequences", Because::kDefinition, RuleNeeds::kLayout,
      cp_divides_source},
@@ -305,9 +300,6 @@ constexpr Rule kLayoutRules[] = {
      cp_divides_model},
     {"stages-have-layers", "more stages than the model has layers, embedding and head",
      "a stage without a layer computes nothing", Because::kDefinition, RuleNeeds::kLayout, stages_have_layers},
-    {"budget-counts-decoders", "recomputation within a budget in encoder-decoder models",
-     "a budget is held against the planner's account of what a block saves, which has no cross attention",
-     Because::kNotBuilt, RuleNeeds::kLayout, budget_counts_decoders},
     {"ranks-are-replicas", "ranks that are no multiple of tp x pp x cp", "every rank belongs to a replica",
      Because::kDefinition, RuleNeeds::kLayout, ranks_are_replicas},
     {"zero-group-divides", "a `zero_group` that does not divide the data-parallel ranks",

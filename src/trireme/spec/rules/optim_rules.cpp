@@ -46,31 +46,10 @@ void noise_between_kernels(RuleContext& context) {
                    "set train.cuda_graphs = false");
 }
 
-/// A pipeline has several micro-batches under way.
-void noise_of_first_micro(RuleContext& context) {
-  if (!measures_noise(context) || !context.has_stages()) return;
-  constexpr const char* kHint = "set pipeline.schedule = \"1f1b\" and leave pipeline.drain_every out, or leave it out";
-  const ScheduleTraits& schedule = context.run.schedule;
-  if (context.runs_several_steps())
-    return context.refuse(noise_key(context),
-                          "compares two batches of one step, but this pipeline runs several steps together", kHint);
-  if (schedule.doubled_forward || schedule.least_rows > 1)
-    return context.refuse(noise_key(context),
-                          fmt::format("measures the first micro-batch alone, but pipeline.schedule = \"{}\" runs "
-                                      "two at once or halves them",
-                                      context.run.recipe.pipeline.schedule),
-                          kHint);
-  const int chunks = std::max(context.run.recipe.pipeline.virtual_stages, schedule.default_chunks);
-  for (const std::int64_t rows : context.rows_of_steps()) {
-    const auto micros = static_cast<int>(context.micros_of(rows));
-    if (!schedule.refuses(micros, chunks).empty() || schedule.first_micro_leads(micros, chunks)) continue;
-    return context.refuse(
-        noise_key(context),
-        fmt::format("measures the first micro-batch alone, but with pipeline.schedule = \"{}\" others add to a "
-                    "gradient before it has",
-                    context.run.recipe.pipeline.schedule),
-        kHint);
-  }
+void noise_of_one_step(RuleContext& context) {
+  if (!measures_noise(context) || !context.has_stages() || !context.runs_several_steps()) return;
+  context.refuse(noise_key(context), "compares two batches of one step, but this pipeline runs several steps together",
+                 "set pipeline.schedule = \"1f1b\" and leave pipeline.drain_every out, or leave it out");
 }
 
 void noise_two_batches(RuleContext& context) {
@@ -144,11 +123,9 @@ constexpr Rule kOptimRules[] = {
     {"noise-between-kernels", "the gradient noise scale with CUDA graphs",
      "gradients of the first micro-batch are looked at between kernels that are captured", Because::kNotBuilt,
      RuleNeeds::kLayout, noise_between_kernels},
-    {"noise-of-first-micro",
-     "the gradient noise scale with pipelines that run several steps together, two micro-batches in one forward, or "
-     "weight gradients of others before the first's",
-     "the first micro-batch's gradient is measured before others add to it", Because::kNotBuilt, RuleNeeds::kRun,
-     noise_of_first_micro},
+    {"noise-of-one-step", "the gradient noise scale with pipelines that run several steps together",
+     "norms of a step are summed over all stages when it is complete, and these are at other ones then",
+     Because::kNotBuilt, RuleNeeds::kRun, noise_of_one_step},
     {"noise-two-batches",
      "the gradient noise scale on one rank, or where all data-parallel ranks share experts, without gradient "
      "accumulation",

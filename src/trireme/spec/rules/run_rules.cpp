@@ -131,21 +131,23 @@ void graphs_offload(RuleContext& context) {
                  "set layout.offload = \"none\", or train.cuda_graphs = false");
 }
 
-/// Blocks of the chunk that has most, and how many chunks of a rank share what they may save.
-std::pair<int, int> planned_chunks(const RuleContext& context) {
+/// What the chunks hold, and how many of a rank share what they may save.
+std::pair<std::vector<ChunkShare>, int> planned_chunks(const RuleContext& context) {
   const ModelShape& shape = context.run.shape;
-  if (!context.has_stages()) return {static_cast<int>(shape.num_layers), 1};
+  const int encoders = static_cast<int>(shape.num_encoder_layers);
+  if (!context.has_stages())
+    return {{ChunkShare{.layers = static_cast<int>(shape.num_layers) + encoders, .encoders = encoders}}, 1};
   const PipelineConfig& pipeline = context.run.recipe.pipeline;
   const ScheduleTraits& schedule = context.run.schedule;
   const int each = schedule.bidirectional ? 1 : std::max(pipeline.virtual_stages, schedule.default_chunks);
   const int stages = pipeline.stage_ranks.empty() ? context.layout().pp : static_cast<int>(pipeline.stage_ranks.size());
-  int most = 0;
+  std::vector<ChunkShare> all;
   const int workers = static_cast<int>(worker_splits(pipeline.split).size());
   for (int worker = 0; worker < workers; ++worker) {
-    for (const ChunkShare& share : chunk_shares(shape, pipeline, stages * each, worker))
-      most = std::max(most, share.layers);
+    const std::vector<ChunkShare> shares = chunk_shares(shape, pipeline, stages * each, worker);
+    all.insert(all.end(), shares.begin(), shares.end());
   }
-  return {most, std::max(1, stages * each / context.layout().pp)};
+  return {std::move(all), std::max(1, stages * each / context.layout().pp)};
 }
 
 /// Bytes are counted in 256 parts of the budget, each block's rounded up, as the plan of the run counts them
@@ -157,29 +159,56 @@ bool budget_suffices(const BlockBytes& block, int blocks, double budget) {
   return parts(block.saved) + (blocks > 1 ? parts(block.input) : 0) <= kParts;
 }
 
+/// The blocks of one chunk that have a plan together, which are all alike, and their share of what it may save: by what
+/// they would save without recomputation (models/model.cpp).
+struct PlannedBlocks {
+  BlockBytes block;
+  int blocks = 0;
+  double share = 1;
+  bool suffices(double budget) const { return budget_suffices(block, blocks, share * budget); }
+  double least() const { return (block.saved + (blocks > 1 ? block.input : 0)) / share; }
+};
+
 void budget_holds_a_block(RuleContext& context) {
   TrainConfig& train = context.run.recipe.train;
   if (train.recompute != RecomputeKind::kBudget || !train.recompute_gb || !context.run.block_bytes) return;
-  std::pair<int, int> chunks;
+  std::pair<std::vector<ChunkShare>, int> chunks;
   try {
     chunks = planned_chunks(context);
   } catch (const ConfigError&) {
     return;  // a split that does not fit: a rule of its own
   }
-  const BlockBytes block = context.run.block_bytes(context.run.recipe);
-  const auto [blocks, sharers] = chunks;
-  if (blocks == 0 || budget_suffices(block, blocks, *train.recompute_gb * 1e9 / sharers)) return;
-  double least = (block.saved + (blocks > 1 ? block.input : 0)) * sharers / 1e9;
-  while (!budget_suffices(block, blocks, least * 1e9 / sharers)) least *= 1.005;
+  const int sharers = chunks.second;
+  const BlockBytes block = context.run.block_bytes(context.run.recipe, false);
+  const BlockBytes encoder =
+      context.run.shape.num_encoder_layers > 0 ? context.run.block_bytes(context.run.recipe, true) : block;
+  std::optional<PlannedBlocks> most;  // those that want most
+  for (const ChunkShare& chunk : chunks.first) {
+    const int blocks = chunk.layers - chunk.encoders;
+    const double all = blocks * block.saved + chunk.encoders * encoder.saved;
+    for (const auto& [one, count] : {std::pair{block, blocks}, std::pair{encoder, chunk.encoders}}) {
+      if (count == 0) continue;
+      const PlannedBlocks planned{.block = one, .blocks = count, .share = count * one.saved / all};
+      if (!most || planned.least() > most->least()) most = planned;
+    }
+  }
+  if (!most || most->suffices(*train.recompute_gb * 1e9 / sharers)) return;
+  double least = most->least() * sharers / 1e9;
+  while (!most->suffices(least * 1e9 / sharers)) least *= 1.005;
   // Upwards, to three digits.
   const double digit = std::pow(10.0, std::floor(std::log10(least)) - 2);
   least = std::ceil(least / digit) * digit;
-  context.refuse("train.recompute_gb",
-                 fmt::format("is {:g}, but a block saves {} of a micro-batch even where all others run again{}{}",
-                             *train.recompute_gb, short_bytes(block.saved),
-                             blocks > 1 ? fmt::format(", beside an input of {}", short_bytes(block.input)) : "",
-                             sharers > 1 ? fmt::format("; {} chunks of a rank share it", sharers) : ""),
-                 fmt::format("set train.recompute_gb = {:.3g}, or a smaller train.micro_batch_size", least));
+  context.refuse(
+      "train.recompute_gb",
+      fmt::format("is {:g}, but a block saves {} of a micro-batch even where all others run again{}{}{}",
+                  *train.recompute_gb, short_bytes(most->block.saved),
+                  most->blocks > 1 ? fmt::format(", beside an input of {}", short_bytes(most->block.input)) : "",
+                  sharers > 1 ? fmt::format("; {} chunks of a rank share it", sharers) : "",
+                  most->share < 1
+                      ? fmt::format("; {:.0f} % of it are for {} like this one, the rest for the other stack's",
+                                    100 * most->share, counted(static_cast<std::size_t>(most->blocks), "block"))
+                      : ""),
+      fmt::format("set train.recompute_gb = {:.3g}, or a smaller train.micro_batch_size", least));
   train.recompute_gb = least;
 }
 

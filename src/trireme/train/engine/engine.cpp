@@ -12,9 +12,13 @@ namespace {
 nn::Recompute recompute_of(const spec::Recipe& recipe) {
   nn::Recompute recompute{.kind = recipe.train.recompute, .every = recipe.train.recompute_every};
   if (recompute.kind != spec::RecomputeKind::kBudget) return recompute;
-  const spec::BlockBytes block = plan::block_bytes(recipe, model_shape(recipe));
-  recompute.block.saved = block.saved;
-  recompute.block.input = block.input;
+  const spec::ModelShape shape = model_shape(recipe);
+  const auto cost = [&](bool encoder) {
+    const spec::BlockBytes block = plan::block_bytes(recipe, shape, encoder);
+    return nn::BlockCost{.saved = block.saved, .input = block.input};
+  };
+  recompute.block = cost(false);
+  if (shape.num_encoder_layers > 0) recompute.encoder_block = cost(true);
   recompute.budget = recipe.train.recompute_gb.value() * 1e9;
   return recompute;
 }

@@ -12,6 +12,7 @@
 #include "trireme/base/stopwatch.h"
 #include "trireme/device/tensor_buffer.h"
 #include "trireme/layout/reduction.h"
+#include "trireme/plan/run_setup.h"
 #include "trireme/schedule/interleave.h"
 #include "trireme/spec/rules.h"
 #include "trireme/train/engine/feed.h"
@@ -111,6 +112,8 @@ StagedModel::StagedModel(const spec::Recipe& recipe, const spec::ModelShape& sha
       !runs_several_steps(recipe))
     mixtures_ = mixtures_of(*models::build(shape, of_whole), cut_.split);
   const schedule::Schedule table = make_table(micros, steps);
+  halves_micros_ = table.micro_parts > 1;
+  experts_lead_ = recipe.batch.kind == spec::BatchKind::kConstant && plan::first_micro_leads(table);
   plan_chunks(shape, build, table.chunks());
   stage_ = pipeline::build_stage({.shape = shape,
                                   .table = table,
@@ -315,8 +318,11 @@ Engine::Account StagedModel::account() {
 
 parallel::FirstMicroOptions StagedModel::first_micro() {
   const nn::ParallelContext& parallel = parallel_groups_->parallel;
-  parallel::FirstMicroOptions options{
-      .rows = row_axes(parallel.mesh), .experts = parallel.expert_axes, .overlaps = true};
+  parallel::FirstMicroOptions options{.rows = row_axes(parallel.mesh),
+                                      .experts = parallel.expert_axes,
+                                      .overlaps = true,
+                                      .parts = halves_micros_,
+                                      .experts_lead = experts_lead_};
   for (const pipeline::ParamHolders& held : stage_.param_holders) {
     if (held.chunks.size() == 1 || held.ranks.size() == 1) continue;
     const bool mine = std::ranges::binary_search(held.ranks, pipeline_.rank());

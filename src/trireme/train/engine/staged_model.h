@@ -91,6 +91,8 @@ class StagedModel {
   std::unique_ptr<pipeline::WeightPredictor> unchanged_;
   std::unique_ptr<pipeline::Executor> executor_;
   int executor_micros_ = 0;
+  bool halves_micros_ = false;  // the table sends them back in parts
+  bool experts_lead_ = true;    // in every step, the first micro-batch adds to a gradient before others
   QueueMeter receives_;
   std::unique_ptr<pipeline::TimelineRecorder> record_;  // of executor_
 };

@@ -154,6 +154,7 @@ TrainState::TrainState(const spec::Recipe& from, const spec::ModelShape& model, 
   if (recipe.optim.ema_decay) average = std::make_unique<WeightAverage>(engine.params(), *recipe.optim.ema_decay);
   updates = std::make_unique<Updates>(recipe.layout, engine, *optimizer, average.get());
   count_memory();
+  if (recipe.train.contiguous_activations) arena = std::make_unique<nn::ActivationArena>();
   if (recipe.train.offload_activations) stash = std::make_unique<nn::Stash>(&memory, engine.data_parallel().device());
   if (recipe.precision.gemm == spec::GemmPrecision::kFp8Delayed) {
     fp8_history = std::make_unique<nn::Fp8History>(*engine.layer_params(), scaled_matrices(engine, world),
@@ -223,6 +224,7 @@ nn::Context TrainState::context_for(const StepScales& scales, std::int64_t step)
   context.gradient_scale = scales.gradient;
   context.sample_scale = scales.sample;
   context.memory = &memory;
+  context.arena = arena.get();
   context.stash = stash.get();
   context.events = events;
   context.rank = world.rank();

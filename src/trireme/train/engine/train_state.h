@@ -12,6 +12,7 @@
 #include "trireme/data/prefetch.h"
 #include "trireme/data/samples.h"
 #include "trireme/device/memory_pool.h"
+#include "trireme/nn/activation_arena.h"
 #include "trireme/nn/fp8.h"
 #include "trireme/nn/stash.h"
 #include "trireme/nn/state.h"
@@ -87,9 +88,10 @@ struct TrainState {
   const data::Samples& samples;
   const spec::ModelShape shape;
   device::RankMemory memory;
-  int sharing = 1;                   ///< ranks that compute on this one's GPU
-  MemoryPlan planned;                ///< no stages on a CPU
-  std::unique_ptr<nn::Stash> stash;  ///< train.offload_activations only; outlives the engine's tapes
+  int sharing = 1;                             ///< ranks that compute on this one's GPU
+  MemoryPlan planned;                          ///< no stages on a CPU
+  std::unique_ptr<nn::Stash> stash;            ///< train.offload_activations only; outlives the engine's tapes
+  std::unique_ptr<nn::ActivationArena> arena;  ///< train.contiguous_activations only
   AnyEngine any_engine;
   Engine& engine;
   std::unique_ptr<optim::Optimizer> optimizer;

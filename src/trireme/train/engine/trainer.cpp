@@ -62,6 +62,7 @@ StepReport Trainer::step() {
   StepReport report =
       telling_what_fills_the_gpu(state_.recipe, state_.shape, state_.memory, [this] { return driver_->next(); });
   if (watch_) watch_->step_ended();
+  if (state_.arena) state_.arena->end_step();
   return report;
 }
 
