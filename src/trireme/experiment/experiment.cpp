@@ -232,8 +232,8 @@ ExperimentLock::ExperimentLock(const ExperimentFolder& folder) {
   const fs::path file = folder.path() / "lock";
   descriptor_ = ::open(file.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
   if (descriptor_ < 0) throw IoError(fmt::format("{} cannot be made: {}", file.string(), std::strerror(errno)));
-  // A sweep that was killed while it started a trial is survived by that process until its exec closes the file: what is
-  // locked for a moment only is waited for.
+  // A sweep that was killed while it started a trial is survived by that process until its exec closes the file: what
+  // is locked for a moment only is waited for.
   for (int tries = 0; ::flock(descriptor_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK; ++tries) {
     if (tries < 100) {
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
