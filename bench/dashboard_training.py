@@ -31,6 +31,8 @@ class Page:
         said = open(work / "said", "wb+")
         self.server = subprocess.Popen([program, "--quiet", "dashboard", str(runs), "--port", "0"], stdout=said, stderr=subprocess.DEVNULL)
         while not (found := re.search(rb"http://[^/#\s]+", (work / "said").read_bytes())):
+            if self.server.poll() is not None:
+                raise SystemExit("the page's server has ended: trireme dashboard says why")
             time.sleep(0.05)
         self.client = subprocess.Popen(["curl", "-sN", found.group().decode() + "/api/events"], stdout=subprocess.DEVNULL)
 
@@ -77,6 +79,8 @@ def seconds(program, recipe, work, pairs, window):
     page = None
     try:
         while not (out / "metrics.jsonl").exists():
+            if training.poll() is not None:
+                raise SystemExit("training has ended: trireme train says why")
             time.sleep(0.05)
         steps = Steps(out / "metrics.jsonl")
         page = Page(program, work / "runs", work)

@@ -22,7 +22,7 @@ case $scale in
     sizes="80K 150K 300K 600K 1.1M" budgets="2e13 5e13 1e14 2e14" held_size=2.2M held_budget=5e14
     # Runs of fewer steps are hardly behind warm-up; longer ones would hold up the rest.
     least_steps=500 most_steps=5000
-    hiddens="8 16 32 48 64 128" keys=8000 suite="" noise="--set train.steps=700" questions=500 bootstrap=200
+    hiddens="8 16 32 48 64 128" keys=2000 suite="" noise="--set train.steps=700" questions=500 bootstrap=200
     ;;
   tiny)
     sizes="40K 60K 90K" budgets="2e10 4e10" held_size=150K held_budget=8e10 least_steps=1 most_steps=1000
