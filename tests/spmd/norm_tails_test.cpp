@@ -9,8 +9,10 @@
 
 #include "tests/spmd/nets.h"
 #include "tests/spmd/outcome.h"
+#include "trireme/plan/graph/annotate.h"
 #include "trireme/plan/graph/backward.h"
 #include "trireme/plan/graph/models.h"
+#include "trireme/plan/graph/random_strategy.h"
 #include "trireme/spmd/reference.h"
 
 namespace trireme::spmd {
@@ -43,6 +45,16 @@ TEST(NormTails, OfAResNetAreAllItsBatchNorms) {
   EXPECT_EQ(std::ranges::count(tails.unmade, true), 53 + 16 + 33 + 15);
 }
 
+TEST(NormTails, AreNotWhereStatisticsAreSharedOrOperatorsRecomputed) {
+  const pg::Graph both = with_backward(residual_block());
+  const auto by_sample = mesh_tensorflow(residual_block(), layout::parse_mesh("a=2"), {{"n", "a"}});
+  EXPECT_EQ(members(tails_of(both, by_sample), TailPart::kRelu), 0);
+  const auto local = with_backward(with_local_norms(residual_block()));
+  EXPECT_EQ(members(tails_of(local, by_sample), TailPart::kRelu), 3);
+  const auto by_channel = mesh_tensorflow(residual_block(), layout::parse_mesh("a=2"), {{"out", "a"}});
+  EXPECT_GT(members(tails_of(both, by_channel), TailPart::kRelu), 0);
+}
+
 void expect_equal(const pg::Graph& forward, const std::vector<pg::Strategy>& strategies) {
   const pg::Graph both = with_backward(with_dtype(forward, pg::DType::kFp64));
   const Values start = start_values(both, 1);
@@ -60,6 +72,18 @@ TEST(NormTails, ComputeWhatTheWholeGraphComputes) {
     SCOPED_TRACE(forward.name);
     expect_equal(forward, {replicated(with_backward(forward), layout::Mesh())});
   }
+}
+
+TEST(NormTails, ComputeItUnderRandomStrategies) {
+  const pg::Graph both = with_backward(residual_block());
+  std::vector<pg::Strategy> strategies;
+  std::ptrdiff_t found = 0;
+  for (std::uint64_t i = 0; i < 24; ++i) {
+    strategies.push_back(random_strategy(both, layout::parse_mesh("a=2 b=2"), i, /*wholeness=*/20));
+    found += members(tails_of(both, strategies.back()), TailPart::kRelu);
+  }
+  EXPECT_GT(found, 4) << "strategies that leave a norm whole";
+  expect_equal(residual_block(), strategies);
 }
 
 }  // namespace
