@@ -110,6 +110,7 @@ test-gpu: setup  ## the tests on a GPU (needs nvcc, a GPU and torch's CUDA libra
 	@$(call compile,release) --target test_gpu --target gpu_ranks --target trireme
 	@build/release/bin/test_gpu
 	@bash tests/gpu/nccl.sh build/release
+	@bash tests/gpu/graphs_nccl.sh build/release
 	@bash tests/gpu/sweep.sh build/release/trireme .
 
 cuda: setup  ## as build and test, with kernels for every GPU from Ampere on (needs the CUDA toolkit)

@@ -2,6 +2,10 @@
 // through a graph as fast as what people write?
 //
 //   build/release/bench/graph_torch [--only resnet50] [--batch 8] [--threads 2]
+//   build/release/bench/graph_torch --cuda --batch 256 [--plain] [--profile trace.json]
+//
+// With --cuda only our step is timed, in bf16, channels last, as a CUDA graph; the peer is bench/peers/graph_step.py
+// resnet50 --device cuda --dtype bf16 --compile. --plain: operator by operator, without fused norms.
 //
 // The peer is ATen under autograd: convolutions, batch norms, ReLUs; nn.LSTM's own operator over all time steps. Both
 // do forward, backward and plain gradient descent in fp32, in turns.
@@ -10,19 +14,23 @@
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
 #include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/profiler_kineto.h>
 
 #include <algorithm>
 #include <chrono>
 #include <functional>
 #include <optional>
+#include <set>
 
 #include "bench/arguments.h"
 #include "trireme/base/stopwatch.h"
 #include "trireme/comm/rank.h"
 #include "trireme/device/cpu_setup.h"
+#include "trireme/device/cuda.h"
 #include "trireme/plan/graph/backward.h"
 #include "trireme/plan/graph/models.h"
 #include "trireme/spmd/executor.h"
+#include "trireme/spmd/gpu_steps.h"
 #include "trireme/spmd/reference.h"
 
 namespace {
@@ -34,7 +42,41 @@ struct Options {
   std::string only;
   std::int64_t batch = 8;
   int threads = 2, rounds = 5;
+  bool cuda = false, plain = false;
+  std::string profile;
 };
+
+void profile_step(spmd::GpuSteps& steps, const std::string& path) {
+  using namespace torch::autograd::profiler;
+  const ProfilerConfig config(torch::profiler::impl::ProfilerState::KINETO);
+  const std::set<torch::profiler::impl::ActivityType> activities{torch::profiler::impl::ActivityType::CUDA};
+  prepareProfiler(config, activities);
+  enableProfiler(config, activities);
+  steps.step();
+  disableProfiler()->save(path);
+}
+
+void measure_on_gpu(const std::string& name, const pg::Graph& forward, const Options& options) {
+  const pg::Graph both = with_backward(with_dtype(forward, pg::DType::kBf16));
+  const c10::Device device = device::use_cuda(0);
+  const spmd::Values start = spmd::on_device(spmd::start_values(both, 1), device);
+  comm::run_ranks(1, [&](comm::Rank& rank) {
+    spmd::Executor executor(both, replicated(without_backward(both), layout::Mesh()), rank.world(),
+                            {.descent = {.learning_rate = 0.01}, .defer_loss = true, .fused_images = !options.plain});
+    executor.load(start);
+    spmd::GpuSteps steps(both, executor, start, device, true);
+    double loss = 0, best = 1e300;
+    for (int step = 0; step < 5 + options.rounds; ++step) {
+      const auto begin = std::chrono::steady_clock::now();
+      loss = steps.step().loss;
+      if (step >= 5) best = std::min(best, seconds_since(begin));
+    }
+    fmt::print("{} cuda bf16 batch {} {}: {:.2f} ms a step, {:.1f} samples/s, loss {:.4f}\n", name, options.batch,
+               options.plain ? "operator by operator" : "fused", 1e3 * best, static_cast<double>(options.batch) / best,
+               loss);
+    if (!options.profile.empty()) profile_step(steps, options.profile);
+  });
+}
 
 /// Zaremba's language model with ATen's LSTM: weights of both layers, an embedding and a projection.
 class EagerLstm {
@@ -111,9 +153,19 @@ int main(int count, char** words) try {
   app.add_option("--batch", options.batch).show_default();
   app.add_option("--threads", options.threads).show_default();
   app.add_option("--rounds", options.rounds).show_default();
+  app.add_flag("--cuda", options.cuda, "our step on a GPU");
+  app.add_flag("--plain", options.plain, "there, without fused norms");
+  app.add_option("--profile", options.profile, "there, a trace of one step");
   if (const std::optional<int> status = app.parse(count, words)) return *status;
   at::set_num_threads(options.threads);
   device::initialise_mkl_vml();
+  device::keep_host_memory();  // as the program's commands do; the peer has it too
+  if (options.cuda) {
+    if (options.only.empty() || options.only == "resnet50")
+      measure_on_gpu("resnet50", pg::build_model("resnet50", options.batch), options);
+    if (options.only == "lstm") measure_on_gpu("lstm", pg::build_model("lstm", options.batch), options);
+    return 0;
+  }
   bool fine = true;
   if (options.only.empty() || options.only == "resnet50") {
     const pg::Graph forward = pg::build_model("resnet50", options.batch);

@@ -53,6 +53,9 @@ TEST(FewRowsGemm, ARowHasTheBitsThatItHasAloneAndWithAnyNumberOfThreads) {
   for (const std::int64_t row : {0, 5, 8, 20}) EXPECT_TRUE(at::equal(multiply(x.narrow(0, row, 1))[0], whole[row]));
   at::set_num_threads(2);
   EXPECT_TRUE(at::equal(multiply(x), whole));
+  at::Tensor reversed = at::zeros({21, 517});
+  add_few_rows_gemm(reversed, x, w, /*reversed=*/true);
+  EXPECT_TRUE(at::equal(reversed, whole));
   at::set_num_threads(threads);
 }
 

@@ -23,7 +23,7 @@ struct Outcome {
 
 /// One step of each, from the same start; all of them have meshes of as many ranks.
 inline std::vector<Outcome> run_strategies(const pg::Graph& both, const std::vector<pg::Strategy>& strategies,
-                                           const Values& start, const Reference& reference) {
+                                           const Values& start, const Reference& reference, bool fused_images = false) {
   std::vector<Outcome> outcomes(strategies.size(), {.expected = reference.loss});
   const int ranks = strategies[0].mesh.ranks();
   std::vector<std::vector<std::vector<pg::Inserted>>> executed(strategies.size());
@@ -32,7 +32,7 @@ inline std::vector<Outcome> run_strategies(const pg::Graph& both, const std::vec
   comm::run_ranks(ranks, [&](comm::Rank& rank) {
     at::set_num_threads(1);  // ranks are as many threads as there are cores, and more
     for (std::size_t i = 0; i < strategies.size(); ++i) {
-      Executor executor(both, strategies[i], rank.world(), {.seed = 5});
+      Executor executor(both, strategies[i], rank.world(), {.seed = 5, .fused_images = fused_images});
       executor.load(start);
       StepResult result = executor.step(start);
       const Deviation deviation = compare(both, executor, result, reference);

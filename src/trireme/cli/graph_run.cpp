@@ -370,9 +370,10 @@ void add_run_options(Command& command, GraphOptions& options) {
           "each, pixels and class, as scikit-learn's digits in tests/fixtures/digits.txt; also .gz")
       .type_name("FILE");
   add_choice<std::string>(command, "--device", options.device, {{"cpu", "cpu"}, {"cuda", "cuda"}},
-                          "to compute on; cuda: one rank");
-  command.add_flag("--cuda-graphs", options.cuda_graphs,
-                   "With --device cuda: capture a step once, then replay it; graphs with dropout are not captured");
+                          "to compute on; cuda: ranks that are processes take their node's GPUs in turn, over NCCL");
+  command.add_flag(
+      "--cuda-graphs", options.cuda_graphs,
+      "With --device cuda on one rank: capture a step once, then replay it; graphs with dropout are not captured");
   command.add_flag(
       "--small", options.small,
       "A built-in graph with few channels and small images, that a CPU runs in a second; a strategy may be "

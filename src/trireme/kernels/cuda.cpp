@@ -5,6 +5,7 @@
 
 #include "trireme/base/plugin.h"
 #include "trireme/kernels/cuda_compress_table.h"
+#include "trireme/kernels/cuda_image_table.h"
 #include "trireme/kernels/cuda_inference_table.h"
 #include "trireme/kernels/cuda_moe_table.h"
 #include "trireme/kernels/sparse/cuda_blocks.h"
@@ -36,6 +37,11 @@ const CudaBlockKernels& cuda_block_kernels() {
 const CudaCompressKernels& cuda_compress() {
   static const auto* const table =
       load_table<CudaCompressEntry>(kCudaCompressEntry, "compression's", kCudaCompressHeader);
+  return *table;
+}
+
+const CudaImageKernels& cuda_images() {
+  static const auto* const table = load_table<CudaImagesEntry>(kCudaImagesEntry, "images'", kCudaImageHeader);
   return *table;
 }
 

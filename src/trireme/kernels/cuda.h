@@ -17,6 +17,7 @@ namespace trireme::kernels {
 
 struct CudaBlockKernels;     // sparse/cuda_blocks.h
 struct CudaCompressKernels;  // cuda_compress_table.h
+struct CudaImageKernels;     // cuda_image_table.h
 struct CudaInference;        // cuda_inference_table.h
 struct CudaMoeKernels;       // cuda_moe_table.h
 
@@ -24,6 +25,7 @@ struct CudaMoeKernels;       // cuda_moe_table.h
 const CudaKernels& cuda();
 const CudaBlockKernels& cuda_block_kernels();
 const CudaCompressKernels& cuda_compress();
+const CudaImageKernels& cuda_images();
 const CudaInference& cuda_inference();
 const CudaMoeKernels& cuda_moe();
 using device::check_cuda;

@@ -27,7 +27,7 @@ bool fits_few_rows_gemm(const at::Tensor& x, const at::Tensor& weight) {
          weight.dim() == 2 && x.size(0) <= kFewRows && x.stride(1) == 1 && weight.stride(1) == 1;
 }
 
-void add_few_rows_gemm(at::Tensor& out, const at::Tensor& x, const at::Tensor& weight) {
+void add_few_rows_gemm(at::Tensor& out, const at::Tensor& x, const at::Tensor& weight, bool reversed) {
   const Arguments arguments("few_rows_gemm");
   const Rows to = arguments.rows(out, "out"), in = arguments.rows(x, "x"), of = arguments.rows(weight, "weight");
   if (arguments.on_gpu()) arguments.refuse("runs on the CPU, but the tensors are on a GPU");
@@ -44,7 +44,8 @@ void add_few_rows_gemm(at::Tensor& out, const at::Tensor& x, const at::Tensor& w
                              .weight_stride = of.stride,
                              .out_stride = to.stride,
                              .m = in.rows,
-                             .k = in.width};
+                             .k = in.width,
+                             .reversed = reversed};
   const auto add = kCompiledFewRowsGemm.pick().add;
   const std::int64_t tasks = (of.width + kColumnsOfATask - 1) / kColumnsOfATask;
   const std::int64_t work = std::max<std::int64_t>(1, kColumnsOfATask * call.m * call.k);

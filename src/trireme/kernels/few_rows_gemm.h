@@ -13,8 +13,9 @@ namespace trireme::kernels {
 /// Whether add_few_rows_gemm() takes these operands and is worth it: float on the CPU, at most 32 rows.
 bool fits_few_rows_gemm(const at::Tensor& x, const at::Tensor& weight);
 
-/// out [m, n] += x [m, k] weight [k, n].
-void add_few_rows_gemm(at::Tensor& out, const at::Tensor& x, const at::Tensor& weight);
+/// out [m, n] += x [m, k] weight [k, n]. `reversed`: columns are taken from the last to the first, with the same sums.
+/// A weight that is a little larger than the cache is mostly read from there where every second call is reversed.
+void add_few_rows_gemm(at::Tensor& out, const at::Tensor& x, const at::Tensor& weight, bool reversed = false);
 
 /// x [m, k] weight [n, k]^T, for operands of the same kind. Slower by the row than the other: where a weight is used
 /// many times, transpose it once.

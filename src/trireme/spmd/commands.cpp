@@ -15,8 +15,8 @@
 #include "trireme/base/error.h"
 #include "trireme/base/stopwatch.h"
 #include "trireme/device/cpu_setup.h"
-#include "trireme/device/cuda.h"
 #include "trireme/device/tensor_buffer.h"
+#include "trireme/parallel/gpu_exchange.h"
 #include "trireme/plan/graph/backward.h"
 #include "trireme/spmd/descent.h"
 #include "trireme/spmd/gpu_steps.h"
@@ -27,6 +27,9 @@
 
 namespace trireme::spmd {
 namespace {
+
+/// The kernels of kernels/image_ops.h and steps on them (bench/graph_torch.cpp --cuda) have not run on a GPU yet.
+constexpr bool kFusedImages = false;
 
 /// The largest of all ranks' numbers, one by one.
 std::vector<double> largest_of_ranks(comm::Group& world, std::vector<double> numbers) {
@@ -195,11 +198,14 @@ void count_collectives(const pg::Lowering& lowering, int times, RunReport& repor
 RunReport run_strategy(const pg::Graph& both, const pg::Strategy& strategy, const RunRequest& request,
                        comm::Group& world, SharedReference& whole) {
   Executor executor(both, strategy, world,
-                    {.seed = request.seed, .descent = request.descent, .defer_loss = request.cuda});
+                    {.seed = request.seed,
+                     .descent = request.descent,
+                     .defer_loss = request.cuda && world.size() == 1,
+                     .fused_images = request.cuda && kFusedImages});
   RunReport report;
   count_collectives(executor.lowering(), 1, report);
   if (request.cuda) {
-    const c10::Device device = device::use_cuda(0);
+    const c10::Device device = parallel::init_device_exchange(spec::DeviceKind::kCuda, world);
     const Values start = on_device(starting_point(both, request), device);
     executor.load(start);
     GpuSteps steps(both, executor, start, device, request.cuda_graphs);
@@ -242,9 +248,11 @@ std::vector<RunReport> run_graph(const RunRequest& request, comm::Rank& rank) {
   if (request.cuda) {
     if (!request.train.labels.empty())
       throw ConfigError("images are trained on CPUs", "leave out --device cuda, or the images");
-    if (rank.world().size() != 1 || !request.staged.empty())
-      throw ConfigError(fmt::format("graphs run on one GPU, and there are {} ranks", rank.world().size()),
-                        "run it without a strategy, or on CPUs");
+    if (!request.staged.empty())
+      throw ConfigError("plans with pipeline stages run on CPUs", "leave out --device cuda, or take one stage's plan");
+    if (request.cuda_graphs && rank.world().size() != 1)
+      throw ConfigError(fmt::format("a step is captured on one rank, and there are {}", rank.world().size()),
+                        "leave out --cuda-graphs");
     if (request.cuda_graphs && (request.descent.warmup_steps > 0 || !request.descent.decay_at.empty()))
       throw ConfigError("a captured step has one learning rate", "leave out --cuda-graphs, or --warmup and --decay-at");
     // Sums are compared with the CPU's: no shorter mantissas behind one's back.

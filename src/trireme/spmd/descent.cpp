@@ -3,12 +3,27 @@
 #include <ATen/ops/_foreach_add.h>
 #include <ATen/ops/_foreach_copy.h>
 #include <ATen/ops/_foreach_mul.h>
+#include <ATen/ops/as_strided.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/zeros_like.h>
 
 #include <algorithm>
 #include <cmath>
 
 namespace trireme::spmd {
+
+namespace {
+
+/// The kernels of a 1 x 1 convolution lie alike however the strides of their last dimensions are written, and calls on
+/// many tensors at once ask for the same strides.
+at::Tensor lies_like(const at::Tensor& gradient, const at::Tensor& own) {
+  const bool one_by_one = gradient.dim() == 4 && gradient.size(2) == 1 && gradient.size(3) == 1;
+  if (!one_by_one || gradient.strides() == own.strides() || !gradient.is_contiguous() || !own.is_contiguous())
+    return gradient;
+  return gradient.as_strided(own.sizes(), own.strides());
+}
+
+}  // namespace
 
 double learning_rate_at(const DescentOptions& options, std::int64_t step) {
   if (step < options.warmup_steps) {
@@ -38,17 +53,22 @@ void Descent::load(const Values& parameters, const Values& start) {
 }
 
 void Descent::step(Values& parameters, const Values& gradients, std::int64_t step) {
-  std::vector<at::Tensor> own, by, rounded, from;
+  std::vector<at::Tensor> own, by, rounded, from, wide, narrow;
   std::vector<std::size_t> which;
   for (std::size_t i = 0; i < gradients.size(); ++i) {
     if (!gradients[i].defined()) continue;
     const bool has_master = masters_[i].defined();
     own.push_back(has_master ? masters_[i] : parameters[i]);
-    by.push_back(has_master ? gradients[i].to(at::kFloat) : gradients[i]);
+    by.push_back(lies_like(gradients[i], own.back()));
     which.push_back(i);
-    if (has_master) rounded.push_back(parameters[i]), from.push_back(masters_[i]);
+    if (!has_master) continue;
+    narrow.push_back(by.back());
+    by.back() = at::empty_like(own.back());
+    wide.push_back(by.back());
+    rounded.push_back(parameters[i]), from.push_back(masters_[i]);
   }
   if (own.empty()) return;
+  if (!wide.empty()) at::_foreach_copy_(wide, narrow);  // all of them in a few launches
   if (options_.weight_decay != 0) {
     for (std::size_t i = 0; i < own.size(); ++i) {
       if (decays_[which[i]]) by[i] = by[i].add(own[i], options_.weight_decay);

@@ -17,6 +17,7 @@
 #include "trireme/spmd/held_memory.h"
 #include "trireme/spmd/lifetimes.h"
 #include "trireme/spmd/lstm_groups.h"
+#include "trireme/spmd/norm_tails.h"
 #include "trireme/spmd/ops/kernel.h"
 #include "trireme/spmd/transfers.h"
 
@@ -39,6 +40,10 @@ class Executor::Impl {
     lstm_groups_ = lstm_groups_of(both_, spaces_, links_, strategy_);
     lowering_ = lower(both_, strategy_);
     program_ = program_of(both_, strategy_);
+    // What goes to another stage is made where its operator stands.
+    tails_ = options_.fused_images && !options_.neighbours
+                 ? norm_tails_of(both_, uses_, spaces_, links_, program_, strategy_)
+                 : no_norm_tails(both_);
     over_ = lifetimes_of(both_, spaces_, links_, program_);
     backward_begins_ = static_cast<std::size_t>(
         std::ranges::find_if(program_, [&](const auto& step) { return step.again || both_.op(step.op).forward >= 0; }) -
@@ -178,6 +183,7 @@ class Executor::Impl {
     std::map<int, at::Tensor> input_sums;           // [cell of an LSTM]
     std::map<int, DeferredInputs> inputs_later;     // [group of cells]
     std::map<int, int> later;                       // [gradient that is not made yet] group of cells
+    std::map<int, NormTail> tails;                  // [tail of a norm]
     std::vector<pg::Inserted> executed;
   };
 
@@ -210,6 +216,8 @@ class Executor::Impl {
     return output_sharding(space(op), split_of(op),
                            static_cast<std::size_t>(std::ranges::find(outputs, tensor) - outputs.begin()));
   }
+
+  bool is_unmade(int tensor) const { return tails_.unmade[static_cast<std::size_t>(tensor)]; }
 
   Wanted wanted_of(int op, std::size_t input) const {
     return {both_.op(op).inputs[input], family(op), wanted_dims(space(op), input)};
@@ -260,6 +268,7 @@ class Executor::Impl {
                                  input_sharding(space(op), split_of(op), input));
     if (both_.tensor(tensor).role == pg::Role::kInput)
       return {packed(box_of((*state.inputs)[static_cast<std::size_t>(tensor)], place)), place.origin};
+    if (is_unmade(tensor)) return {at::Tensor(), place.origin};
     // Of max pooling not the output is read again, but which element of each window it was.
     const pg::Op& forward = both_.op(family(op));
     if (forward.kind == pg::OpKind::kPooling && op != family(op) && tensor == forward.outputs[0])
@@ -281,6 +290,7 @@ class Executor::Impl {
     }
     for (const std::size_t i : into_[static_cast<std::size_t>(index)]) {
       const pg::Link& link = links_[i];
+      if (is_unmade(link.tensor)) continue;
       at::Tensor data = converted(link, phase, source(state, link.tensor), state.executed);
       memory_.add(data);
       state.converted[wanted_of(index, static_cast<std::size_t>(link.input))] = std::move(data);
@@ -312,7 +322,12 @@ class Executor::Impl {
       const int sum = sum_of_[static_cast<std::size_t>(output)];
       call.deferred.push_back(sum >= 0 ? &state.deferred[sum] : nullptr);
     }
+    call.fused_images = options_.fused_images;
+    if (options_.fused_images) call.gemm_is_faster = &gemm_is_faster_;
+    call.member = tails_.members[static_cast<std::size_t>(index)];
+    if (call.member.tail >= 0) call.tail = &state.tails[call.member.tail];
     const int cells = op.kind == pg::OpKind::kLstmCell ? lstm_groups_.of[static_cast<std::size_t>(family(index))] : -1;
+    call.odd_cell = cells >= 0 && lstm_groups_.odd[static_cast<std::size_t>(family(index))];
     if (cells >= 0 && op.forward < 0 && !again) call.input_sums = input_sums(state, index, call);
     // What goes to another stage is made at once.
     if (cells >= 0 && op.forward >= 0 && !options_.neighbours) call.deferred_input = &state.inputs_later[cells];
@@ -336,6 +351,7 @@ class Executor::Impl {
         }
         continue;
       }
+      if (is_unmade(op.outputs[k])) continue;
       if (!made[k].defined()) {  // the gradient of a cell's input, made when it is read
         state.later[op.outputs[k]] = cells;
         memory_.add(call.deferred_input->gates.back());
@@ -541,6 +557,7 @@ class Executor::Impl {
   std::vector<pg::Link> links_;
   std::vector<std::vector<std::size_t>> into_;  // [operator] links
   LstmGroups lstm_groups_;
+  NormTails tails_;
   pg::Lowering lowering_;
   std::vector<pg::ProgramStep> program_;
   std::vector<Over> over_;           // [step of the program]
@@ -561,6 +578,7 @@ class Executor::Impl {
   std::map<int, at::Tensor> moments_;  // [batch norm] sums over micro-batches of mean and mean square
   RunningStatistics statistics_;
   HeldMemory memory_;
+  std::map<std::vector<Index>, bool> gemm_is_faster_;
 };
 
 Executor::Executor(const pg::Graph& both, const pg::Strategy& strategy, comm::Group& world,

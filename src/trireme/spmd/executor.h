@@ -42,6 +42,7 @@ struct ExecutorOptions {
   int micros = 1;                    ///< micro-batches of a step
   std::vector<int> micro_dims = {};  ///< dimensions that micro-batches divide: dropout draws by the index in the batch
   bool defer_loss = false;           ///< leave it on its device: one rank, whose step a CUDA graph can then capture
+  bool fused_images = false;         ///< on a GPU: batch norm, sums and ReLU as one (norm_tails.h), our max pooling
   Neighbours* neighbours = nullptr;  ///< of a pipeline stage; outlives the executor
 };
 

@@ -60,7 +60,7 @@ StepResult GpuSteps::step() {
     ++eager_;
   }
   device::synchronise(device_);
-  result.loss = result.loss_value.item<double>();
+  if (result.loss_value.defined()) result.loss = result.loss_value.item<double>();  // else it is known already
   return result;
 }
 

@@ -18,11 +18,13 @@ namespace pg = plan::graph;
 struct LstmGroups {
   std::vector<int> of;                  ///< [forward operator] its group; -1: it goes by itself
   std::vector<std::vector<int>> cells;  ///< [group] forward operators in order
+  std::vector<bool> odd;                ///< [forward operator] every second one of its group
 };
 
 inline LstmGroups lstm_groups_of(const pg::Graph& both, const std::vector<pg::IterationSpace>& spaces,
                                  const std::vector<pg::Link>& links, const pg::Strategy& strategy) {
-  LstmGroups groups{.of = std::vector<int>(both.ops.size(), -1), .cells = {}};
+  LstmGroups groups{
+      .of = std::vector<int>(both.ops.size(), -1), .cells = {}, .odd = std::vector<bool>(both.ops.size(), false)};
   std::vector<int> group_of_weight(both.tensors.size(), -1);
   for (const pg::Link& link : links) {
     const pg::Op& op = both.op(link.consumer);
@@ -38,7 +40,10 @@ inline LstmGroups lstm_groups_of(const pg::Graph& both, const std::vector<pg::It
     groups.of[static_cast<std::size_t>(link.consumer)] = group;
   }
   for (std::size_t i = 0; i < groups.of.size(); ++i) {
-    if (groups.of[i] >= 0) groups.cells[static_cast<std::size_t>(groups.of[i])].push_back(static_cast<int>(i));
+    if (groups.of[i] < 0) continue;
+    std::vector<int>& cells = groups.cells[static_cast<std::size_t>(groups.of[i])];
+    groups.odd[i] = cells.size() % 2 == 1;
+    cells.push_back(static_cast<int>(i));
   }
   return groups;
 }

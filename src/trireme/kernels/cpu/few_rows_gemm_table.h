@@ -13,6 +13,7 @@ struct FewRowsGemmLoop {
   float* out;           // [m, n], added to
   std::int64_t x_stride, weight_stride, out_stride;
   std::int64_t m, k;
+  bool reversed = false;  // panels of columns, the last first
 };
 
 struct FewRowsGemmTable {

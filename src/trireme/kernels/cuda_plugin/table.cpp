@@ -1,6 +1,7 @@
-// The tables of libtrireme_cuda: operators, gradient compression, inference, experts.
+// The tables of libtrireme_cuda: operators, gradient compression, inference, experts, images.
 #include "trireme/kernels/cuda_plugin/compress_functions.h"
 #include "trireme/kernels/cuda_plugin/functions.h"
+#include "trireme/kernels/cuda_plugin/image_functions.h"
 #include "trireme/kernels/cuda_plugin/inference_functions.h"
 #include "trireme/kernels/cuda_plugin/moe_functions.h"
 
@@ -75,11 +76,20 @@ constexpr CudaMoeKernels kMoeKernels = {.header = kCudaMoeHeader,
                                         .activate_backward = gpu::moe_activate_backward,
                                         .add_groups = gpu::moe_add_groups};
 
+constexpr CudaImageKernels kImages = {.header = kCudaImageHeader,
+                                      .batch_norm_statistics = gpu::batch_norm_statistics,
+                                      .batch_norm_apply = gpu::batch_norm_apply,
+                                      .batch_norm_sums = gpu::batch_norm_sums,
+                                      .batch_norm_gradient = gpu::batch_norm_gradient,
+                                      .max_pool = gpu::max_pool,
+                                      .max_pool_backward = gpu::max_pool_backward};
+
 }  // namespace
 
 const CudaKernels* trireme_cuda_kernels() { return &kKernels; }
 const CudaCompressKernels* trireme_cuda_compress() { return &kCompress; }
 const CudaInference* trireme_cuda_inference() { return &kInference; }
 const CudaMoeKernels* trireme_cuda_moe_kernels() { return &kMoeKernels; }
+const CudaImageKernels* trireme_cuda_images() { return &kImages; }
 
 }  // namespace trireme::kernels

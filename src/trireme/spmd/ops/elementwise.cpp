@@ -76,6 +76,40 @@ at::Tensor derivative(OpCall& call, const Block& gradient, std::size_t by) {
   return g * y * (1 - y);
 }
 
+/// The sum, ReLU or one of their gradients in a norm's tail. Undefined: nobody needs what it would be.
+at::Tensor value_of_tail(OpCall& call) {
+  NormTail& tail = *call.tail;
+  switch (call.member.part) {
+    case TailPart::kAdd:
+      for (const Block& summand : call.inputs) {
+        if (summand.data.defined()) tail.add = channels_last(summand.data);
+      }
+      return {};
+    case TailPart::kRelu: {
+      kernels::NormedImage out = apply_batch_norm(tail.norm, {.add = tail.add,
+                                                              .other = tail.other.x.defined() ? &tail.other : nullptr,
+                                                              .relu = true,
+                                                              .keeps_signs = call.member.adds});
+      tail.add = at::Tensor();
+      tail.positive = out.positive;
+      return out.y;
+    }
+    case TailPart::kGradientSum:
+      tail.dy = channels_last(call.inputs[0].data), tail.more = channels_last(call.inputs[1].data);
+      return {};
+    default: {
+      TRIREME_CHECK(call.member.part == TailPart::kReluGradient, "operator {} has no place in a tail", call.op.name);
+      if (const Block* gradient = call.gradient(call.forward().outputs[0]); gradient && gradient->data.defined())
+        tail.dy = channels_last(gradient->data);
+      if (!call.member.adds) return {};  // the norm's gradient operator reads it
+      tail.sums =
+          batch_norm_sums(tail.norm, {.dy = tail.dy, .more = tail.more, .positive = tail.positive, .wants_g = true});
+      tail.dy = tail.more = tail.positive = at::Tensor();
+      return std::move(tail.sums.g);
+    }
+  }
+}
+
 }  // namespace
 
 Place MicroBatch::in_batch(const std::vector<int>& of, Place place, std::vector<Index>& whole) const {
@@ -111,6 +145,7 @@ at::Tensor dropout_mask(const std::string& name, const Place& place, const std::
 }
 
 Outputs run_elementwise(OpCall& call) {
+  if (call.tail) return {value_of_tail(call)};
   if (call.op.part == pg::Part::kForward) return {forward_value(call)};
   const pg::Op& forward = call.forward();
   const Block* gradient = call.gradient(forward.outputs[0]);

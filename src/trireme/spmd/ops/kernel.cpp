@@ -116,7 +116,7 @@ std::vector<at::Tensor> run_op(OpCall& call) {
   for (std::size_t i = 0; i < outputs.size(); ++i) {
     const bool is_input = call.deferred_input && !call.deferred_input->tensors.empty() &&
                           call.deferred_input->tensors.back() == call.op.outputs[i];
-    const bool may_be = is_input || (i < call.deferred.size() && call.deferred[i]);
+    const bool may_be = is_input || call.tail || (i < call.deferred.size() && call.deferred[i]);
     const bool is_deferred = may_be && !outputs[i].defined();
     TRIREME_CHECK(is_deferred || outputs[i].defined(), "operator {} did not make {}", call.op.name,
                   call.graph.tensor(call.op.outputs[i]).name);

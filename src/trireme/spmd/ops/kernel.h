@@ -13,7 +13,9 @@
 #include <vector>
 
 #include "trireme/comm/types.h"
+#include "trireme/kernels/image_ops.h"
 #include "trireme/spmd/block.h"
+#include "trireme/spmd/norm_tails.h"
 
 namespace trireme::spmd {
 
@@ -50,6 +52,15 @@ struct DeferredInputs {
 at::Tensor lstm_input_sums(const at::Tensor& rows, const at::Tensor& weight, const at::Tensor& bias);
 at::Tensor lstm_input_gradients(const DeferredInputs& inputs);
 
+/// What the operators of a norm's tail leave for each other (norm_tails.h).
+struct NormTail {
+  kernels::BatchNorm norm = {}, other = {};  ///< the second undefined: there is none
+  at::Tensor add = {};                       ///< the other summand
+  at::Tensor positive = {};                  ///< what ReLU let pass
+  at::Tensor dy = {}, more = {};             ///< the gradient of ReLU's output, or its summands
+  kernels::BatchNormSums sums = {};
+};
+
 struct OpCall {
   const pg::Graph& graph;
   const pg::Op& op;
@@ -68,7 +79,12 @@ struct OpCall {
   at::Tensor input_sums = {};
   /// Of the gradient of such a cell: where to leave its gates, instead of making its input's gradient. Null: make it.
   DeferredInputs* deferred_input = nullptr;
+  bool odd_cell = false;           ///< of its layer's cells: every second one reads the weight from its end
   bool shares_statistics = false;  ///< whether all_reduce does something
+  bool fused_images = false;       ///< images on a GPU go through kernels/image_ops.h where it takes them
+  std::map<std::vector<Index>, bool>* gemm_is_faster = nullptr;  ///< of convolutions of 1 x 1 by part and sizes
+  NormTail* tail = nullptr;                                      ///< null: the operator is in none
+  NormTails::Member member = {};
 
   const pg::Op& forward() const { return op.forward >= 0 ? graph.op(op.forward) : op; }
   const std::vector<int>& dims(int tensor) const { return graph.tensor(tensor).dims; }

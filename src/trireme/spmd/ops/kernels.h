@@ -9,6 +9,13 @@ namespace trireme::spmd {
 
 using Outputs = std::vector<at::Tensor>;
 
+inline at::Tensor channels_last(const at::Tensor& image) {
+  return image.defined() ? image.contiguous(at::MemoryFormat::ChannelsLast) : image;
+}
+
+/// A convolution of 1 x 1 by a GEMM where that is faster; everything else by the library.
+at::Tensor one_by_one_convolution(const OpCall& call, const std::function<at::Tensor()>& by_library);
+
 Outputs run_einsum(OpCall& call);
 Outputs run_convolution(OpCall& call);
 Outputs run_pooling(OpCall& call);

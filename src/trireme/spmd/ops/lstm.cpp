@@ -40,7 +40,7 @@ Outputs lstm_forward(OpCall& call, const std::vector<at::Tensor>& in) {
   at::Tensor sums = call.input_sums.defined() ? call.input_sums : lstm_input_sums(in[kX], in[kWeightX], in[kBias]);
   const std::vector<std::int64_t> sizes{in[kX].size(0), bias.size(0), bias.size(1)};
   if (kernels::fits_few_rows_gemm(in[kH], flat(in[kWeightH]))) {
-    kernels::add_few_rows_gemm(sums, in[kH], flat(in[kWeightH]));
+    kernels::add_few_rows_gemm(sums, in[kH], flat(in[kWeightH]), call.odd_cell);
   } else {
     sums.addmm_(in[kH], flat(in[kWeightH]));
   }
@@ -127,7 +127,7 @@ Outputs run_lstm(OpCall& call) {
       layer.transposed = kernels::transposed_copy(weight);
     }
     at::Tensor out = at::zeros({gates.size(0), weight.size(0)}, gates.options());
-    kernels::add_few_rows_gemm(out, gates, layer.transposed);
+    kernels::add_few_rows_gemm(out, gates, layer.transposed, call.odd_cell);
     return out;
   });
   set(kC, [&] { return c; });

@@ -45,6 +45,34 @@ bool is_own_batch_norm(const OpCall& call) {
          position(forward.dims, dims[1]) < 0;
 }
 
+/// The norm of a tail: statistics forward, its gradient from sums that may be there already.
+Outputs norm_of_tail(OpCall& call) {
+  NormTail& tail = *call.tail;
+  const bool is_other = call.member.part == TailPart::kOther || call.member.part == TailPart::kOtherGradient;
+  kernels::BatchNorm& norm = is_other ? tail.other : tail.norm;
+  if (call.op.part == pg::Part::kForward) {
+    norm =
+        kernels::batch_norm_of(channels_last(call.inputs[0].data), call.inputs[1].data, call.inputs[2].data, kNormEps);
+    call.kept["mean"] = norm.mean;
+    call.kept["rstd"] = norm.rstd;
+    return {at::Tensor()};
+  }
+  const Block* gradient = call.gradient(call.forward().outputs[0]);
+  TRIREME_CHECK(gradient && norm.x.defined(), "operator {} lacks an operand", call.op.name);
+  const bool relu_of_norm = !call.member.adds;
+  const at::Tensor dy = relu_of_norm ? tail.dy : channels_last(gradient->data);
+  const kernels::BatchNormSums sums =
+      call.member.adds && !is_other ? tail.sums : batch_norm_sums(norm, {.dy = dy, .relu_of_norm = relu_of_norm});
+  const std::vector<int> places = call.gradient_outputs();
+  Outputs outputs(call.op.outputs.size());
+  if (places[0] >= 0) outputs[static_cast<std::size_t>(places[0])] = batch_norm_gradient(norm, dy, sums, relu_of_norm);
+  if (places[1] >= 0) outputs[static_cast<std::size_t>(places[1])] = sums.dscale;
+  if (places[2] >= 0) outputs[static_cast<std::size_t>(places[2])] = sums.dshift;
+  norm = {};
+  if (!is_other) tail.dy = at::Tensor(), tail.sums = {};
+  return outputs;
+}
+
 Outputs own_batch_norm(OpCall& call) {
   const pg::Op& forward = call.forward();
   if (call.op.part == pg::Part::kForward) {
@@ -72,6 +100,7 @@ Outputs own_batch_norm(OpCall& call) {
 }  // namespace
 
 Outputs run_norm(OpCall& call) {
+  if (call.tail) return norm_of_tail(call);
   if (is_own_batch_norm(call)) return own_batch_norm(call);
   const pg::Op& forward = call.forward();
   const auto& dims = call.dims(forward.inputs[0]);

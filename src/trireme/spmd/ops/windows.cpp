@@ -15,6 +15,7 @@
 #include <limits>
 
 #include "trireme/base/error.h"
+#include "trireme/kernels/image_ops.h"
 #include "trireme/spmd/ops/kernels.h"
 
 namespace trireme::spmd {
@@ -153,7 +154,7 @@ at::Tensor convolution_of_whole(const OpCall& call) {
 
 Outputs run_convolution(OpCall& call) {
   const pg::Op& op = call.op;
-  if (at::Tensor whole = convolution_of_whole(call); whole.defined()) {
+  if (at::Tensor whole = one_by_one_convolution(call, [&] { return convolution_of_whole(call); }); whole.defined()) {
     if (op.bias && call.inputs[0].origin[1] == 0)
       whole += aligned(call.inputs.back().data, call.dims(op.inputs.back()), call.dims(op.outputs[0]));
     return {packed(whole)};
@@ -195,6 +196,22 @@ Outputs run_convolution(OpCall& call) {
   return {result.contiguous()};
 }
 
+namespace {
+
+/// Max pooling of whole images on a GPU: which element of its window won takes a byte of each output, not eight.
+kernels::PoolShape pool_shape(const std::vector<pg::Window>& windows) {
+  return {.kernel = {windows[0].kernel, windows[1].kernel},
+          .stride = {windows[0].stride, windows[1].stride},
+          .padding = {windows[0].padding, windows[1].padding}};
+}
+bool fits_max_pool(const OpCall& call, const at::Tensor& image) {
+  const auto& windows = call.forward().windows;
+  return call.fused_images && kernels::fits_image_ops(image) && windows[0].dilation == 1 && windows[1].dilation == 1 &&
+         windows[0].kernel * windows[1].kernel <= 256;
+}
+
+}  // namespace
+
 Outputs run_pooling(OpCall& call) {
   const pg::Op& forward = call.forward();
   const auto& windows = forward.windows;
@@ -204,6 +221,11 @@ Outputs run_pooling(OpCall& call) {
   const Place& tile = call.outputs[0];
   const auto padding = of_windows(windows, &pg::Window::padding);
   if (call.op.part == pg::Part::kForward && is_max && has_all_rows(call, tile.sizes, true)) {
+    if (fits_max_pool(call, call.inputs[0].data)) {
+      auto [y, winner] = kernels::max_pool(call.inputs[0].data, pool_shape(windows), tile.sizes[2], tile.sizes[3]);
+      call.kept["winner"] = winner;
+      return {y};
+    }
     auto [y, index] = at::max_pool2d_with_indices(call.inputs[0].data, kernel, stride, padding, dilation);
     call.kept["winner"] = index;  // by its number in the whole image
     return {y};
@@ -230,6 +252,10 @@ Outputs run_pooling(OpCall& call) {
   if (is_max && has_all_rows(call, tile.sizes, false)) {
     const Block* winner = call.operand(forward.outputs[0]);
     TRIREME_CHECK(winner, "operator {} has lost what it kept", call.op.name);
+    if (winner->data.scalar_type() == at::kByte) {
+      const at::Tensor dy = gradient->data.contiguous(at::MemoryFormat::ChannelsLast);
+      return {kernels::max_pool_backward(dy, winner->data, pool_shape(windows), tile.sizes[2], tile.sizes[3])};
+    }
     const at::Tensor shape = at::empty(tile.sizes, gradient->data.options(), gradient->data.suggest_memory_format());
     return {at::max_pool2d_with_indices_backward(gradient->data, shape, kernel, stride, padding, dilation, false,
                                                  winner->data)};

@@ -102,6 +102,11 @@ class ProblemBuilder {
  private:
   int forward_of_op(int op) const { return both_.op(op).forward >= 0 ? both_.op(op).forward : op; }
 
+  bool is_free(std::size_t axis) const {
+    const int number = static_cast<int>(axis);
+    return options_.only_axis < 0 || options_.only_axis == number || options_.other_axis == number;
+  }
+
   /// Dimensions that an operator can be split along: sample, channel, height, width.
   std::vector<int> dims_of(int op) const {
     std::vector<int> dims;
@@ -124,8 +129,7 @@ class ProblemBuilder {
     for (const int op : ops) {
       if (!options_.heavy_are_split || !is_heavy(both_.op(op))) continue;
       for (std::size_t axis = 0; axis < split.size(); ++axis) {
-        const bool is_free = options_.only_axis < 0 || options_.only_axis == static_cast<int>(axis);
-        const bool is_wide = is_free && pricing_.mesh().axes()[axis].size > 1;
+        const bool is_wide = is_free(axis) && pricing_.mesh().axes()[axis].size > 1;
         if (is_wide && (split[axis] < 0 || spaces_[static_cast<std::size_t>(op)].find(split[axis]) < 0)) return false;
       }
     }
@@ -155,7 +159,7 @@ class ProblemBuilder {
         if (is_legal(ops, split)) choices.push_back(split);
         return;
       }
-      if (options_.only_axis >= 0 && options_.only_axis != static_cast<int>(axis)) return self(self, axis + 1, least);
+      if (!is_free(axis)) return self(self, axis + 1, least);
       for (int i = options_.canonical ? least : 0; i <= whole; ++i) {
         split[axis] = i == whole ? -1 : dims[static_cast<std::size_t>(i)];
         self(self, axis + 1, i);

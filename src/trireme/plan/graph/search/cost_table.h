@@ -41,6 +41,7 @@ struct ChoiceOptions {
   bool statistics = true;
   bool heavy_are_split = false;    ///< no GEMM, convolution or attention is repeated along a mesh axis: Alpa's rule
   int only_axis = -1;              ///< the only axis that is free; the others are as in `base`
+  int other_axis = -1;             ///< one more
   const Strategy* base = nullptr;  ///< splits on top of which choices are made; null: none
 };
 

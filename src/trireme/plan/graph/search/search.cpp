@@ -30,9 +30,8 @@ Found search_optcnn(const Graph& both, const Pricing& pricing) {
 }
 
 Found search_tofu(const Graph& both, const Pricing& pricing) {
-  const std::vector<TofuStep> steps = tofu_steps(both, pricing);
-  Found found = found_by("tofu", steps.back().strategy);
-  found.note = counted(steps.size(), "cut");
+  Found found = found_by("tofu", tofu_revisited(both, pricing));
+  found.note = counted(std::max<std::size_t>(1, pricing.mesh().axes().size()), "cut");
   return found;
 }
 

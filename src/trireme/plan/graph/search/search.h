@@ -1,10 +1,10 @@
 // plan/graph/search/search.h -- every way of finding a strategy, on one cost model, with what each found.
 //
 // Methods: data-parallel, model-parallel, one-weird-trick and megatron are written down (baselines.h); optcnn
-// eliminates nodes over degrees of sample, channel, height and width (elimination.h); tofu goes axis by axis
-// (tofu.cpp); alpa-intra also takes sums and every order of axes, under the device's memory (limited.h); flexflow
-// simulates (flexflow.h). What they find is a strategy: text that can be read, edited, lowered and run, priced in the
-// same way for all. alpa, pipedream, rannc, galvatron and torchgpipe find pipeline stages (pipelines.h): a plan
+// eliminates nodes over degrees of sample, channel, height and width (elimination.h); tofu goes axis by axis,
+// and back (tofu.cpp); alpa-intra also takes sums and every order of axes, under the device's memory (limited.h);
+// flexflow simulates (flexflow.h). What they find is a strategy: text that can be read, edited, lowered and run, priced
+// in the same way for all. alpa, pipedream, rannc, galvatron and torchgpipe find pipeline stages (pipelines.h): a plan
 // (staged.h), which is text and runs as well.
 // Depends on: baselines, elimination, limited, flexflow.
 #pragma once
@@ -29,6 +29,9 @@ struct TofuStep {
 };
 /// `heavy_are_split`: every cut divides every GEMM, convolution and attention, as in the paper, where only bytes count.
 std::vector<TofuStep> tofu_steps(const Graph& both, const Pricing& pricing, bool heavy_are_split = false);
+/// The recursion, and then its cuts again: each on top of all the others, and two or all of them at a time where the
+/// graph is so small that it is quick, until none can be better. Of small graphs that is the best strategy at all.
+Strategy tofu_revisited(const Graph& both, const Pricing& pricing, bool heavy_are_split = false);
 
 struct Found {
   std::string method;
