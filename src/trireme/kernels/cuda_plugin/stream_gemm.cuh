@@ -394,8 +394,18 @@ inline int multiprocessors() {
   return count;
 }
 
-/// Shared memory that each of so many thread blocks of a multiprocessor can have.
-inline int most_shared(int per_sm) { return per_sm == 2 ? 113 * 1024 : 227 * 1024; }
+/// Shared memory that a thread block of the card can have.
+inline int most_shared_of_block() {
+  static const int bytes = [] {
+    int gpu = 0, found = 0;
+    cudaGetDevice(&gpu);
+    cudaDeviceGetAttribute(&found, cudaDevAttrMaxSharedMemoryPerBlockOptin, gpu);
+    return found;
+  }();
+  return bytes;
+}
+/// That each of so many of a multiprocessor can have: Hopper's, and less where a card has less.
+inline int most_shared(int per_sm) { return min(most_shared_of_block(), per_sm == 2 ? 113 * 1024 : 227 * 1024); }
 
 /// Slices must be whole pieces; `per_sm` thread blocks a multiprocessor.
 template <int kFormat, int kTiles, int kDepth>
@@ -426,12 +436,8 @@ StreamLayout lay_out_stream(const Skinny& c, int slices, int per_sm) {
 template <typename T, int kFormat, int kTiles, int kDepth>
 CudaError launch_stream(const Skinny& c, const StreamLayout& layout, CudaStream stream) {
   const auto kernel = stream_gemm_kernel<T, kFormat, kTiles, kDepth>;
-  static const cudaError_t allowed = [&] {
-    int gpu = 0, most = 0;
-    cudaGetDevice(&gpu);
-    cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, gpu);
-    return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most);
-  }();
+  static const cudaError_t allowed =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most_shared_of_block());
   if (allowed != cudaSuccess) return cudaGetErrorString(allowed);
   cudaLaunchAttribute attributes[2] = {};
   attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
