@@ -260,15 +260,22 @@ void bench_kernels(double copy_rate) {
           std::vector<kernels::QuantisedWeight> few;
           for (const at::Tensor& weight : weights) few.push_back(kernels::quantise_weight(weight, {.format = format}));
           const double bound = static_cast<double>(few[0].bytes()) / copy_rate;
-          const double seconds = bench::graph_times(
-                                     [&] {
-                                       for (const auto& weight : few)
-                                         kernels::skinny_gemm({.x = x, .quantised = &weight});
-                                     },
-                                     5, 2)
-                                     .median() /
-                                 static_cast<double>(copies);
-          row[name + "_of_limit"] = bound / seconds;
+          const auto of_limit = [&](auto&& one) {
+            const double seconds = bench::graph_times(
+                                       [&] {
+                                         for (const auto& weight : few) one(weight);
+                                       },
+                                       5, 2)
+                                       .median() /
+                                   static_cast<double>(copies);
+            return bound / seconds;
+          };
+          row[name + "_of_limit"] =
+              of_limit([&](const auto& weight) { kernels::skinny_gemm({.x = x, .quantised = &weight}); });
+          if (kernels::runs_stream_gemm({.x = x, .quantised = &few[0]})) {
+            row[name + "_stream_of_limit"] =
+                of_limit([&](const auto& weight) { kernels::stream_gemm({.x = x, .quantised = &weight}); });
+          }
         }
       }
       emit(std::move(row));

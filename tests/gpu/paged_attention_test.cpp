@@ -1,14 +1,10 @@
 // Attention over a paged KV cache on a GPU, beside the CPU's in double; GEMMs of few rows beside plain ones.
 #include "trireme/kernels/paged_attention.h"
 
-#include <ATen/ops/arange.h>
-#include <ATen/ops/argmax.h>
-#include <ATen/ops/equal.h>
-#include <ATen/ops/full.h>
-#include <ATen/ops/full_like.h>
-#include <ATen/ops/matmul.h>
+#include <ATen/ATen.h>
 
 #include <numeric>
+#include <optional>
 
 #include "tests/gpu/support.h"
 #include "trireme/kernels/skinny_gemm.h"
@@ -159,6 +155,44 @@ Near near_of(at::ScalarType type) {
   return {};
 }
 
+TEST(GpuStreamGemm, IsThePlainProduct) {
+  using kernels::WeightFormat;
+  for (const auto& format :
+       std::vector<std::optional<WeightFormat>>{{}, WeightFormat::kInt8, WeightFormat::kInt4, WeightFormat::kE4m3}) {
+    for (const auto& [n, k] : {std::pair{16, 256}, {48, 512}, {336, 4096}, {4096, 512}, {64, 14336}, {6144, 256}}) {
+      const Pair w = normal_pair({n, k}, at::kBFloat16, "w", 0.1);
+      at::Tensor numbers = w.cpu;
+      kernels::QuantisedWeight weight;
+      if (format) {
+        weight = kernels::quantise_weight(w.cpu.to(at::kFloat), {.format = *format});
+        numbers = kernels::dequantise_weight(weight).to(at::kDouble);
+        for (at::Tensor* part : {&weight.values, &weight.scales, &weight.zeros}) {
+          if (part->defined()) *part = part->to(gpu());
+        }
+      }
+      for (const std::int64_t m : {1, 3, 8, 9, 16}) {
+        SCOPED_TRACE(fmt::format("format {} {}x{}x{}", format ? static_cast<int>(*format) : -1, m, n, k));
+        const Pair x = normal_pair({m, k}, at::kBFloat16, "x"), residual = normal_pair({m, n}, at::kBFloat16, "r");
+        kernels::SkinnyGemm call{.x = x.gpu, .weight = w.gpu};
+        if (format) call = {.x = x.gpu, .quantised = &weight};
+        if (!kernels::runs_stream_gemm(call)) {
+          EXPECT_TRUE(k == 14336 && m > 8) << "what fits into shared memory";
+          continue;
+        }
+        const at::Tensor product = at::matmul(x.cpu, numbers.t());
+        expect_near({product, kernels::stream_gemm(call)}, near_of(at::kBFloat16), "out", 2);
+        call.gated = true;
+        const at::Tensor gate = product.narrow(1, 0, n / 2).to(at::kBFloat16).to(at::kDouble);
+        const at::Tensor up = product.narrow(1, n / 2, n / 2).to(at::kBFloat16).to(at::kDouble);
+        expect_near({gate * at::sigmoid(gate) * up, kernels::stream_gemm(call)}, near_of(at::kBFloat16), "gated", 4);
+        call.gated = false;
+        call.residual = residual.gpu;
+        expect_near({product + residual.cpu, kernels::stream_gemm(call)}, near_of(at::kBFloat16), "residual", 2);
+      }
+    }
+  }
+}
+
 TEST(GpuSkinnyGemm, IsThePlainProduct) {
   for (const at::ScalarType type : {at::kBFloat16, at::kHalf}) {
     for (const auto& [n, k] : {std::pair{1, 8}, {16, 64}, {50, 72}, {333, 4096}, {64, 1000}, {4096, 520}}) {
@@ -193,6 +227,32 @@ TEST(GpuSkinnyGemm, TakesWeightsInFewerBitsAsTheyAre) {
         ASSERT_TRUE(kernels::runs_skinny_gemm(call));
         expect_near({expected, kernels::skinny_gemm(call)}, near_of(at::kBFloat16), "out", 2);
       }
+    }
+  }
+}
+
+TEST(GpuQuantisedGemm, MultipliesManyRowsInFp8) {
+  for (const auto& [n, k] : {std::pair{16, 128}, {48, 256}, {4096, 1152}}) {
+    for (const std::int64_t m : {1, 17, 128, 333}) {
+      SCOPED_TRACE(fmt::format("{}x{}x{}", m, n, k));
+      const Pair x = normal_pair({m, k}, at::kBFloat16, "x");
+      const Pair bias = normal_pair({n}, at::kBFloat16, "b"), residual = normal_pair({m, n}, at::kBFloat16, "r");
+      auto weight = kernels::quantise_weight(normal_tensor({n, k}, at::kFloat, "w", 0.1),
+                                             {.format = kernels::WeightFormat::kE4m3});
+      const at::Tensor scales = x.cpu.to(at::kFloat).abs().amax({1}, true) / 448;
+      const at::Tensor codes = (x.cpu.to(at::kFloat) / scales).to(at::kFloat8_e4m3fn);
+      const at::Tensor rows = (codes.to(at::kFloat) * scales).to(at::kDouble);
+      const at::Tensor expected =
+          at::matmul(rows, kernels::dequantise_weight(weight).to(at::kDouble).t()) + bias.cpu + residual.cpu;
+      for (at::Tensor* part : {&weight.values, &weight.scales}) *part = part->to(gpu());
+      const kernels::SkinnyGemm call{.x = x.gpu, .quantised = &weight, .bias = bias.gpu, .residual = residual.gpu};
+      ASSERT_TRUE(kernels::runs_quantised_gemm(call));
+      expect_near({expected, kernels::quantised_gemm(call)}, near_of(at::kBFloat16), "out", 4);  // sums of 14 bits
+      const kernels::QuantisedRows made = kernels::quantise_rows(x.gpu);
+      expect_near({scales.to(at::kDouble), made.scales}, near_of(at::kFloat), "scales");
+      // A quotient may be rounded to the code beside.
+      const at::Tensor back = made.codes.cpu().to(at::kFloat) * made.scales.cpu();
+      EXPECT_LE((back.to(at::kDouble) - x.cpu).abs().max().item<double>(), 0.07 * rows.abs().max().item<double>());
     }
   }
 }

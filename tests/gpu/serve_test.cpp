@@ -1,6 +1,10 @@
 // The inference engine on a GPU: the tokens of the CPU, with CUDA graphs and without.
 #include <ATen/Parallel.h>
 
+#include <algorithm>
+#include <cmath>
+#include <span>
+
 #include "tests/gpu/support.h"
 #include "trireme/serve/engine.h"
 #include "trireme/serve/quantise_model.h"
@@ -129,6 +133,44 @@ TEST(GpuEngine, SpeculationGivesTheSameTokens) {
   InferenceEngine plain(*model, {.kv_tokens = 2048}), guesses(*model, {.kv_tokens = 2048});
   guesses.set_drafter(serve::ngram_drafter({.most = 3}));
   EXPECT_EQ(answers_of(plain, requests), answers_of(guesses, requests));
+}
+
+/// A sequence alone is computed by the kernel that streams weights where rows are long, two by that for few rows.
+TEST(GpuEngine, OneSequenceHasTheLogitsOfTwo) {
+  spec::ModelShape shape = served_shape(spec::Family::kLlama);
+  shape.hidden_size = 256, shape.head_dim = 64, shape.ffn_size = 8192;
+  const auto model = models::build(shape);
+  nn::initialise(model->params, nn::Precision::kBf16, 5, gpu());
+  for (const auto format : {kernels::WeightFormat::kInt8, kernels::WeightFormat::kInt4, kernels::WeightFormat::kE4m3}) {
+    SCOPED_TRACE(static_cast<int>(format));
+    const auto few = serve::quantise_model(*model, {.format = format});
+    const auto run = [&](std::size_t sequences) {
+      std::vector<std::vector<float>> rows;  // of the first
+      InferenceEngine engine(*model, {.kv_tokens = 1024, .quantised = &few});
+      for (std::size_t i = 0; i < sequences; ++i) {
+        EngineRequest request{.id = i, .prompt = {5, 17, 300, 4}, .max_new_tokens = 20};
+        request.on_logits = [&rows, i](std::span<const float> logits) {
+          if (i == 0) rows.emplace_back(logits.begin(), logits.end());
+        };
+        EXPECT_EQ(engine.add(std::move(request)), std::nullopt);
+      }
+      while (!engine.idle()) engine.step();
+      return rows;
+    };
+    const auto alone = run(1), both = run(2);
+    std::size_t step = 0;
+    for (bool same = true; same && step < alone.size() && step < both.size(); ++step) {
+      const auto &a = alone[step], &b = both[step];
+      float most = 0, off = 0;
+      for (std::size_t i = 0; i < a.size(); ++i) {
+        most = std::max(most, std::abs(a[i]));
+        off = std::max(off, std::abs(a[i] - b[i]));
+      }
+      EXPECT_LE(off, 0.03F * most) << "step " << step;
+      same = std::ranges::max_element(a) - a.begin() == std::ranges::max_element(b) - b.begin();
+    }
+    EXPECT_GE(step, 4U);
+  }
 }
 
 TEST(GpuEngine, WeightsInFewerBitsGiveTheTokensOfTheCpusSameWeights) {

@@ -135,7 +135,7 @@ TEST_F(Streams, ALoaderThatFailsIsAnErrorOfTheStep) {
     write_deep_model(spec::Family::kLlama, 2);
     const auto other = std::make_shared<const checkpoint::StoredWeights>(path_);
     const StreamPlan plan = plan_stream(stream_units(model->model(), 4), bytes / 4);
-    WeightStream stream(model->model(), plan, other, at::kFloat);
+    WeightStream stream(model->model(), plan, other, {});
     EngineOptions options{.kv_tokens = 64, .weights = &stream};
     InferenceEngine engine(model->model(), options);
     EXPECT_EQ(engine.add({.id = 1, .prompt = {1, 2, 3}, .max_new_tokens = 6}), std::nullopt);

@@ -60,6 +60,17 @@ struct CudaSkinnyGemm {
                residual_stride = 0;                 // in elements; weights: of the format
   const float *scales = nullptr, *zeros = nullptr;  // [n] or [n, k / group]
   std::int64_t group = 0;
+  const void* norm_weight = nullptr;  // [k]: x goes through an RMSNorm first
+  float norm_eps = 0;
+  bool gated = false;  // W's first half are gates: out [m, n / 2] = SiLU(gate) up, without bias and residual
+};
+
+/// Rows of x [rows, width] as e4m3, each over a scale of its own: the largest magnitude over 448 (1 where all are 0).
+struct CudaQuantiseRows {
+  const void* x = nullptr;
+  std::int64_t rows = 0, width = 0, stride = 0;  // width: a multiple of 16
+  void* codes = nullptr;                         // [rows, width]
+  float* scales = nullptr;                       // [rows]
 };
 
 /// The likeliest token of each row of logits, the lowest of equals; -1 where a logit is NaN or the largest is infinite.
@@ -70,7 +81,7 @@ struct CudaArgmax {
   std::int64_t* tokens = nullptr;
 };
 
-inline constexpr std::uint32_t kCudaInferenceVersion = 1;
+inline constexpr std::uint32_t kCudaInferenceVersion = 2;
 
 struct CudaInference {
   device::CudaTableHeader header;
@@ -79,6 +90,10 @@ struct CudaInference {
   CudaError (*paged_write)(const CudaPagedWrite&, Element, CudaStream);
   CudaError (*skinny_gemm)(const CudaSkinnyGemm&, CudaStream);
   CudaError (*argmax)(const CudaArgmax&, CudaStream);
+  /// x bf16; n a multiple of 16, k of 64 (bf16), 128 (int8, e4m3) or 256 (int4); operands that fit into shared memory.
+  CudaError (*stream_gemm)(const CudaSkinnyGemm&, CudaStream);
+  CudaError (*stream_gemm_fits)(const CudaSkinnyGemm&);  ///< why it would not run; null: it would
+  CudaError (*quantise_rows)(const CudaQuantiseRows&, Element, CudaStream);
 };
 
 inline constexpr device::CudaTableHeader kCudaInferenceHeader{kCudaInferenceVersion, sizeof(CudaInference)};

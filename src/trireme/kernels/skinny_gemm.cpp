@@ -46,12 +46,15 @@ bool fits_skinny_gemm(const SkinnyGemm& call) {
   return call.quantised != nullptr || (call.weight.numel() <= kMostNumbers && call.x.size(0) <= kMostOfThem);
 }
 
-at::Tensor skinny_gemm(const SkinnyGemm& call) {
-  TRIREME_CHECK(runs_skinny_gemm(call), "a GEMM of {} rows that the kernel for few does not take", call.x.size(0));
+namespace {
+
+/// Of tensors as they are; `out` may be undefined where nothing is launched.
+CudaSkinnyGemm body_of(const SkinnyGemm& call, at::Tensor& out) {
   const QuantisedWeight* quantised = call.quantised;
   const bool stored = quantised != nullptr;
   const std::int64_t m = call.x.size(0), k = call.x.size(1), n = stored ? quantised->rows : call.weight.size(0);
-  at::Tensor out = at::empty({m, n}, call.x.options());
+  const std::int64_t width = call.gated ? n / 2 : n;
+  if (!out.defined()) out = at::empty({m, width}, call.x.options());
   CudaSkinnyGemm body{.x = call.x.const_data_ptr(),
                       .weight = stored ? quantised->values.const_data_ptr() : call.weight.const_data_ptr(),
                       .bias = call.bias.defined() ? call.bias.const_data_ptr() : nullptr,
@@ -63,7 +66,7 @@ at::Tensor skinny_gemm(const SkinnyGemm& call) {
                       .k = k,
                       .x_stride = call.x.stride(0),
                       .weight_stride = stored ? quantised->values.size(1) : call.weight.stride(0),
-                      .out_stride = n,
+                      .out_stride = width,
                       .residual_stride = call.residual.defined() ? call.residual.stride(0) : 0};
   if (stored) {
     body.format = quantised->format == WeightFormat::kInt8   ? CudaSkinnyGemm::kInt8
@@ -73,7 +76,40 @@ at::Tensor skinny_gemm(const SkinnyGemm& call) {
     body.zeros = quantised->zeros.defined() ? quantised->zeros.const_data_ptr<float>() : nullptr;
     body.group = quantised->group;
   }
-  check_cuda(cuda_inference().skinny_gemm(body, cuda_stream()), "skinny_gemm");
+  body.gated = call.gated;
+  return body;
+}
+
+}  // namespace
+
+at::Tensor skinny_gemm(const SkinnyGemm& call) {
+  TRIREME_CHECK(runs_skinny_gemm(call) && !call.gated, "a GEMM of {} rows that the kernel for few does not take",
+                call.x.size(0));
+  at::Tensor out;
+  check_cuda(cuda_inference().skinny_gemm(body_of(call, out), cuda_stream()), "skinny_gemm");
+  return out;
+}
+
+bool runs_stream_gemm(const SkinnyGemm& call) {
+  if (!runs_skinny_gemm(call) || call.x.scalar_type() != at::kBFloat16) return false;
+  if (call.gated && (call.bias.defined() || call.residual.defined())) return false;
+  at::Tensor nowhere = call.x;  // sizes decide, not where the result goes
+  return cuda_inference().stream_gemm_fits(body_of(call, nowhere)) == nullptr;
+}
+
+bool fits_stream_gemm(const SkinnyGemm& call) {
+  constexpr std::int64_t kLongRow = 8192;  // timed on an H200
+  const QuantisedWeight* weight = call.quantised;
+  if (weight == nullptr || call.x.dim() != 2 || call.x.size(0) != 1) return false;
+  if (weight->format == WeightFormat::kInt4 || weight->columns < kLongRow) return false;
+  return runs_stream_gemm(call);
+}
+
+at::Tensor stream_gemm(const SkinnyGemm& call) {
+  TRIREME_CHECK(runs_stream_gemm(call), "a GEMM of {} rows that the kernel that streams weights does not take",
+                call.x.size(0));
+  at::Tensor out;
+  check_cuda(cuda_inference().stream_gemm(body_of(call, out), cuda_stream()), "stream_gemm");
   return out;
 }
 

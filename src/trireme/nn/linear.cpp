@@ -89,8 +89,10 @@ at::Tensor inference_product(const at::Tensor& rows, const Param& weight, const 
   kernels::SkinnyGemm few{.x = rows, .bias = epilogue.bias, .residual = epilogue.residual};
   few.quantised = quantised;
   if (quantised == nullptr) few.weight = context.value(weight);
+  if (kernels::fits_stream_gemm(few)) return kernels::stream_gemm(few);
   if (kernels::fits_skinny_gemm(few)) return kernels::skinny_gemm(few);
   if (quantised == nullptr) return {};
+  if (kernels::runs_quantised_gemm(few)) return kernels::quantised_gemm(few);
   kernels::Gemm call{.a = rows, .transpose_b = true};
   call.epilogue = {.bias = epilogue.bias, .residual = epilogue.residual};
   call.batch_invariant = batch_invariant(context);

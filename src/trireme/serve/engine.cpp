@@ -99,6 +99,7 @@ bool InferenceEngine::needs_logits(RequestId id) const {
 /// What decode_graph.h takes: latents are gathered and experts counted on the host.
 bool InferenceEngine::decodes_only(const StepPlan& plan) const {
   if (!device_.is_cuda() || model_.shape.mla.used() || model_.shape.experts.used()) return false;
+  if (options_.weights != nullptr) return false;       // layers come and go
   if (drafter_ && drafter_->observes()) return false;  // graphs leave no hidden states
   return std::ranges::all_of(plan.sequences, [](const PlannedSequence& planned) {
     return planned.query_len == 1 && planned.drafts == 0 && planned.samples;

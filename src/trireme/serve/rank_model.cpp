@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <fstream>
 
 #include "trireme/base/error.h"
 #include "trireme/models/quantised_tensors.h"
@@ -72,7 +73,6 @@ void check_together(const ModelRequest& request, const spec::ModelShape& shape, 
   if (gpu && (layout.pp > 1 || layout.dp > 1))
     throw ConfigError("on GPUs generation is tensor parallel so far: --pp and --dp are for the CPU", "use --tp");
   if (request.weight_arena_bytes == 0) return;
-  if (gpu) throw ConfigError("weights are streamed on the CPU so far", "leave --device or --weight-arena out");
   if (fewer_bits)
     throw ConfigError("weights in fewer bits are not streamed",
                       "leave --weights or --weight-arena out, or name a plain "
@@ -119,6 +119,15 @@ std::vector<std::string> stage_entries(const models::Model& whole, int stage, in
 }
 
 }  // namespace
+
+std::int64_t available_host_bytes() {
+  std::ifstream file("/proc/meminfo");
+  for (std::string word; file >> word;) {
+    std::int64_t kib = 0;
+    if (word == "MemAvailable:" && file >> kib) return kib * 1024;
+  }
+  return std::int64_t{1} << 30;
+}
 
 void check_continues(const spec::ModelShape& shape) {
   if (shape.causal && shape.num_encoder_layers == 0) return;
@@ -179,8 +188,11 @@ std::unique_ptr<RankModel> open_rank_model(const ModelRequest& request, comm::Gr
     out->quantised_weights = load_quantised(out->model(), *out->opened.weights, options.device, options.precision, how);
   }
   if (plan) {
-    out->stream =
-        std::make_unique<WeightStream>(out->model(), *plan, out->opened.weights, nn::compute_type(options.precision));
+    out->stream = std::make_unique<WeightStream>(
+        out->model(), *plan, out->opened.weights,
+        WeightStream::Options{.type = nn::compute_type(options.precision),
+                              .device = options.device,
+                              .pinned_bytes = options.device.is_cuda() ? available_host_bytes() / 2 : 0});
     if (!out->about.empty()) out->about += "\n";
     out->about += fmt::format("weights: {} of {} layers stay in memory ({} bytes), {} are streamed ({} bytes a step)",
                               plan->resident.size(), plan->resident.size() + plan->streamed.size(),
@@ -197,7 +209,8 @@ void RankModel::set_up(EngineOptions& options) const {
   options.weights = stream.get();
   options.pipeline = pipeline.group != nullptr ? &pipeline : nullptr;
   options.lockstep = shares_experts ? groups->parallel.experts : nullptr;
-  if (groups->groups->world().size() > 1) options.cuda_graphs = false;  // collectives are not captured
+  // Neither collectives nor copies of layers that are streamed are captured.
+  if (groups->groups->world().size() > 1 || stream != nullptr) options.cuda_graphs = false;
 }
 
 SpeculationRule rule_of(const SpeculationRequest& request) {

@@ -18,6 +18,8 @@
 
 namespace trireme::serve {
 
+/// Memory of this host that nobody uses.
+std::int64_t available_host_bytes();
 /// A ConfigError for a model that does not read from left to right.
 void check_continues(const spec::ModelShape& shape);
 

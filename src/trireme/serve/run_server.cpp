@@ -48,18 +48,9 @@ class StopSignals {
   }, before_term_{};
 };
 
-std::int64_t available_bytes() {
-  std::ifstream file("/proc/meminfo");
-  for (std::string word; file >> word;) {
-    std::int64_t kib = 0;
-    if (word == "MemAvailable:" && file >> kib) return kib * 1024;
-  }
-  return std::int64_t{1} << 30;
-}
-
 /// That a KV cache may take: of a GPU most of what is free once the weights are there, of a host a quarter.
 std::int64_t cache_bytes(const at::Device& device) {
-  if (!device.is_cuda()) return available_bytes() / 4;
+  if (!device.is_cuda()) return available_host_bytes() / 4;
   std::int64_t free = 0, total = 0;
   device::cuda_runtime().mem_get_info(device.index(), &free, &total);
   return free / 10 * 8;

@@ -1,6 +1,7 @@
 #include "trireme/serve/weight_stream.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
 #include <c10/util/ParallelGuard.h>
 #include <fmt/format.h>
 
@@ -83,23 +84,48 @@ StreamPlan plan_stream(const std::vector<StreamUnit>& units, std::int64_t arena_
   return plan;
 }
 
+PinnedBuffer::PinnedBuffer(std::size_t bytes) {
+  device::check_cuda(device::cuda_runtime().alloc_pinned(&data_, /*on_gpu=*/nullptr, bytes),
+                     "page-locked memory for streamed weights");
+}
+
+PinnedBuffer::~PinnedBuffer() { device::cuda_runtime().free_pinned(data_); }
+
 WeightStream::WeightStream(models::Model& model, const StreamPlan& plan,
-                           std::shared_ptr<const checkpoint::StoredWeights> weights, at::ScalarType type)
-    : weights_(std::move(weights)) {
+                           std::shared_ptr<const checkpoint::StoredWeights> weights, const Options& options)
+    : weights_(std::move(weights)), options_(options) {
   for (const models::NamedLayer& entry : model.layers) {
     if (std::ranges::find(plan.streamed, entry.name) == plan.streamed.end()) continue;
     Unit& unit = units_.emplace_back(Unit{.name = entry.name, .params = {}});
     for (const nn::Param* param : entry.params) {
       if (param->value.numel() > 0) continue;  // of a unit that stays, too: a tied table
       unit.params.push_back(param);
+      unit.elements += local_elements(*param);
       streamed_[param] = true;
     }
   }
   std::erase_if(units_, [](const Unit& unit) { return unit.params.empty(); });
   if (units_.empty()) return;
-  const auto element = static_cast<std::int64_t>(c10::elementSize(type));
+  const auto element = static_cast<std::int64_t>(c10::elementSize(options_.type));
+  const at::TensorOptions there = at::TensorOptions(options_.type).device(options_.device);
   for (std::int64_t i = 0; i < plan.buffers; ++i) {
-    buffers_.push_back({.memory = at::empty({plan.buffer_bytes / element}, at::TensorOptions(type)), .values = {}});
+    buffers_.push_back({.memory = at::empty({plan.buffer_bytes / element}, there), .values = {}, .released = {}});
+  }
+  if (options_.device.is_cuda()) {
+    std::int64_t left = options_.pinned_bytes;
+    for (Unit& unit : units_) {
+      if (unit.elements * element > left) continue;
+      left -= unit.elements * element;
+      unit.host = std::make_unique<PinnedBuffer>(static_cast<std::size_t>(unit.elements * element));
+    }
+    if (std::ranges::any_of(units_, [](const Unit& unit) { return unit.host == nullptr; }))
+      staging_ = std::make_unique<PinnedBuffer>(static_cast<std::size_t>(plan.buffer_bytes));
+    stream_ = std::make_unique<device::SideStream>();
+    // The buffers are new, but their memory may have been somebody's whose kernels still run.
+    for (Buffer& buffer : buffers_) {
+      buffer.released = std::make_unique<device::CudaEvent>(device::kEventOrdering);
+      buffer.released->record();
+    }
   }
   loader_ = std::thread([this] {
     const c10::ParallelGuard alone(true);  // cores belong to the layers that compute meanwhile
@@ -116,23 +142,53 @@ WeightStream::~WeightStream() {
   if (loader_.joinable()) loader_.join();
 }
 
-void WeightStream::load(const Unit& unit, Buffer& buffer) {
-  buffer.values.clear();
+void WeightStream::read(const Unit& unit, const at::Tensor& memory) {
   std::int64_t at = 0;
   for (const nn::Param* param : unit.params) {
     const std::int64_t count = local_elements(*param);
-    at::Tensor to = buffer.memory.narrow(0, at, count).view(nn::local_shape(param->placement));
+    at::Tensor to = memory.narrow(0, at, count).view(nn::local_shape(param->placement));
     if (layout::held_elements(param->placement) != count) to.zero_();  // padding
     weights_->read_into(*param, to);
-    buffer.values.emplace(param, std::move(to));
+    at += count;
+  }
+}
+
+/// From the host's memory, read into it where that has not been done, behind what still uses the buffer.
+void WeightStream::copy(Unit& unit, Buffer& buffer) {
+  void* const host = unit.host ? unit.host->data() : staging_->data();
+  if (!unit.read) {
+    read(unit, at::from_blob(host, {unit.elements}, at::TensorOptions(options_.type)));
+    unit.read = unit.host != nullptr;
+  }
+  buffer.released->make_wait(stream_->get());
+  const auto bytes = static_cast<std::size_t>(unit.elements) * c10::elementSize(options_.type);
+  device::check_cuda(device::cuda_runtime().memcpy_async(buffer.memory.mutable_data_ptr(), host, bytes, stream_->get()),
+                     "a layer's weights on their way to the GPU");
+  device::CudaEvent arrived;
+  arrived.record(stream_->get());
+  arrived.synchronise();
+}
+
+void WeightStream::load(Unit& unit, Buffer& buffer) {
+  buffer.values.clear();
+  if (stream_) {
+    copy(unit, buffer);
+  } else {
+    read(unit, buffer.memory);
+  }
+  std::int64_t at = 0;
+  for (const nn::Param* param : unit.params) {
+    const std::int64_t count = local_elements(*param);
+    buffer.values.emplace(param, buffer.memory.narrow(0, at, count).view(nn::local_shape(param->placement)));
     at += count;
   }
 }
 
 void WeightStream::load_on() {
   try {
+    if (options_.device.is_cuda()) device::use_cuda(options_.device.index());
     for (std::int64_t number = 0;; ++number) {
-      const Unit& unit = units_[static_cast<std::size_t>(number) % units_.size()];
+      Unit& unit = units_[static_cast<std::size_t>(number) % units_.size()];
       Buffer& buffer = buffers_[static_cast<std::size_t>(number) % buffers_.size()];
       {
         std::unique_lock lock(mutex_);
@@ -166,6 +222,8 @@ const at::Tensor& WeightStream::value(const nn::Param& param) {
   if (!holds(used_, param)) {
     const std::int64_t before = used_;
     do {
+      // What was launched until now is all that computes with this buffer's layer.
+      if (stream_) buffers_[static_cast<std::size_t>(used_) % buffers_.size()].released->record();
       ++used_;
       TRIREME_CHECK(used_ <= before + static_cast<std::int64_t>(units_.size()), "no layer that is streamed has {}",
                     param.name);

@@ -1,15 +1,19 @@
 // serve/weight_stream.h -- a model larger than its memory: layers stay where the weights are stored, and are loaded
 // into an arena while the layers before them compute (ZeRO-Inference, 2207.00032, section 5).
 //
-//   const StreamPlan plan = plan_stream(units, arena_bytes);      // which layers stay, how many buffers the others
-//   share WeightStream stream(model, plan, weights, type);              // the others have no memory:
-//   OpenOptions::left_out context.weights = &stream;
+//   const StreamPlan plan = plan_stream(units, arena_bytes);   // which layers stay, how many buffers the others share
+//   WeightStream stream(model, plan, weights, {.type = type});  // the others have no memory: OpenOptions::left_out
+//   context.weights = &stream;
 //
 // A forward pass visits layers in one order, so what is next is known: a thread loads layer after layer, around and
 // around, into the next free buffer, and a layer waits for its own. One whole layer is at least being loaded while
 // another computes; memory beyond two buffers holds layers for good, since a byte that stays is loaded never and a
 // further buffer saves nothing. Passes are all alike: a layer that is skipped is skipped by the loader's buffers too.
-// Depends on: base, checkpoint, models, nn.
+//
+// On a GPU the arena is the GPU's memory. Layers are read once into page-locked memory of the host, as far as that is
+// to go, and copied from there on a stream of their own while the current stream computes; the rest is read from where
+// it is stored each time, through a page-locked buffer.
+// Depends on: base, checkpoint, device, models, nn.
 #pragma once
 
 #include <condition_variable>
@@ -23,6 +27,7 @@
 #include <vector>
 
 #include "trireme/checkpoint/stored_weights.h"
+#include "trireme/device/stream.h"
 #include "trireme/models/model.h"
 
 namespace trireme::serve {
@@ -46,11 +51,29 @@ StreamPlan plan_stream(const std::vector<StreamUnit>& units, std::int64_t arena_
 /// Of a model without memory. Entries that inference does not run (multi-token prediction) are none of them.
 std::vector<StreamUnit> stream_units(const models::Model& model, std::int64_t bytes_per_element);
 
+/// Memory of the host that a GPU's copies may come from directly.
+class PinnedBuffer {
+ public:
+  explicit PinnedBuffer(std::size_t bytes);
+  ~PinnedBuffer();
+  PinnedBuffer(const PinnedBuffer&) = delete;
+  PinnedBuffer& operator=(const PinnedBuffer&) = delete;
+  void* data() const { return data_; }
+
+ private:
+  void* data_ = nullptr;
+};
+
 class WeightStream final : public nn::WeightSource {
  public:
+  struct Options {
+    at::ScalarType type = at::kFloat;  ///< of the values
+    at::Device device = at::kCPU;
+    std::int64_t pinned_bytes = 0;  ///< GPU: page-locked memory for layers that are then read once
+  };
   /// Borrows the model, whose streamed parameters have no memory.
   WeightStream(models::Model& model, const StreamPlan& plan, std::shared_ptr<const checkpoint::StoredWeights> weights,
-               at::ScalarType type);
+               const Options& options);
   ~WeightStream() override;
   WeightStream(const WeightStream&) = delete;
   WeightStream& operator=(const WeightStream&) = delete;
@@ -69,18 +92,27 @@ class WeightStream final : public nn::WeightSource {
   struct Unit {
     std::string name;
     std::vector<const nn::Param*> params;
+    std::int64_t elements = 0;
+    std::unique_ptr<PinnedBuffer> host = {};  // GPU: its values, once they are read
+    bool read = false;
   };
   struct Buffer {
     at::Tensor memory;
     std::map<const nn::Param*, at::Tensor> values;
+    std::unique_ptr<device::CudaEvent> released;  // GPU: the computing stream's last use of what was there
   };
   void load_on();
-  void load(const Unit& unit, Buffer& buffer);
+  void read(const Unit& unit, const at::Tensor& memory);
+  void copy(Unit& unit, Buffer& buffer);
+  void load(Unit& unit, Buffer& buffer);
   bool holds(std::int64_t number, const nn::Param& param) const;
 
   std::shared_ptr<const checkpoint::StoredWeights> weights_;  // shared: with who opened the model
+  Options options_;
   std::vector<Unit> units_;
   std::vector<Buffer> buffers_;
+  std::unique_ptr<PinnedBuffer> staging_;       // GPU: for units without memory of their own on the host
+  std::unique_ptr<device::SideStream> stream_;  // GPU: of the copies
   std::map<const nn::Param*, bool> streamed_;
   mutable std::mutex mutex_;
   std::condition_variable changed_;

@@ -8,6 +8,9 @@ namespace trireme::kernels::gpu {
 CudaError paged_attention(const CudaPagedAttention&, Element, CudaStream);
 CudaError paged_write(const CudaPagedWrite&, Element, CudaStream);
 CudaError skinny_gemm(const CudaSkinnyGemm&, CudaStream);
+CudaError stream_gemm(const CudaSkinnyGemm&, CudaStream);
+CudaError stream_gemm_fits(const CudaSkinnyGemm&);
 CudaError argmax(const CudaArgmax&, CudaStream);
+CudaError quantise_rows(const CudaQuantiseRows&, Element, CudaStream);
 
 }  // namespace trireme::kernels::gpu

@@ -64,7 +64,10 @@ constexpr CudaInference kInference = {.header = kCudaInferenceHeader,
                                       .paged_attention = gpu::paged_attention,
                                       .paged_write = gpu::paged_write,
                                       .skinny_gemm = gpu::skinny_gemm,
-                                      .argmax = gpu::argmax};
+                                      .argmax = gpu::argmax,
+                                      .stream_gemm = gpu::stream_gemm,
+                                      .stream_gemm_fits = gpu::stream_gemm_fits,
+                                      .quantise_rows = gpu::quantise_rows};
 
 constexpr CudaMoeKernels kMoeKernels = {.header = kCudaMoeHeader,
                                         .route = gpu::moe_route,
