@@ -2,7 +2,6 @@
 // (shares by speed), FlexRR (work stealing) and Downpour SGD.
 //
 //   build/release/bench/unequal_ranks_torch [--slow 3] [--row-ms 3] [--seeds 8]
-//   build/release/bench/unequal_ranks_torch --wall 32:0.1,8:0.1:1     # slept, on the machine's clock
 //
 // In virtual time: a row takes a rank the given time, a message its latency and transfer, and gradients are really
 // computed, so what is measured is the algorithm and not what else the machine does. Downpour is the library's, its
@@ -12,8 +11,6 @@
 // Decided before any run: a small language model on a Markov chain, Adagrad; losses are means over the last 320 rows;
 // the losses to reach are 50, 75 and 90 % of the way from that of no knowledge to what synchronous training with 32
 // rows a step and a rate of 0.1 ends at, for each seed. 97 % were added after the first run, which reached 75 % soon.
-// --wall runs the settings that it is given (batch:rate of synchronous steps, batch:rate:pace of Downpour) on threads
-// that run beside each other and sleep for their rows, on the machine's clock: both are the library's, with servers.
 // Every mode has its own batch, rate (and pace, in Downpour): those with the lowest mean time over tuning seeds, which
 // are not the seeds that count.
 #include <ATen/Parallel.h>
@@ -43,7 +40,6 @@ constexpr double kShares[] = {0.5, 0.75, 0.9, 0.97};  // of the way to what the 
 struct Options {
   double slow = 3, row_ms = 3, latency_ms = 0.2, gbit = 1;
   int rows = 8000, tuning_seeds = 3, seeds = 8;
-  std::string wall;  ///< settings; empty: virtual time
 
   double row_s(int rank) const { return row_ms / 1e3 * (rank < kRanks / 2 ? 1 : slow); }
   comm::TimedMail links() const { return {.latency_s = latency_ms / 1e3, .bytes_per_second = gbit * 1e9 / 8}; }
@@ -191,19 +187,16 @@ struct DownpourRun {
   double staleness = 0;
 };
 
-/// `synchronous`: servers sum the pushes of a step over replicas, and nobody goes on before.
-DownpourRun run_downpour(const Options& options, const Setting& setting, std::int64_t seed, bool synchronous = false) {
-  train::DownpourOptions::Timed timed{.links = options.links(), .slept = !options.wall.empty()};
+DownpourRun run_downpour(const Options& options, const Setting& setting, std::int64_t seed) {
+  train::DownpourOptions::Timed timed{.links = options.links()};
   for (int rank = 0; rank < kRanks; ++rank) timed.row_s.push_back(options.row_s(rank));
   const train::DownpourReport report =
       train::run_downpour(recipe_of(options, setting, seed), {.replicas = kRanks,
                                                               .servers = 1,
                                                               .n_fetch = setting.pace,
                                                               .n_push = setting.pace,
-                                                              // A push hides behind the next part.
-                                                              .tau = synchronous ? 0u : 1u,
+                                                              .tau = 1,  // a push hides behind the next part
                                                               .warm_start = setting.warm_start,
-                                                              .synchronous = synchronous,
                                                               .timed = timed});
   DownpourRun run{.staleness = report.staleness};
   for (const auto& part : report.parts) run.curve.push_back({part.rows, part.loss, part.seconds});
@@ -224,50 +217,6 @@ double geometric_mean(const std::vector<double>& values) {
   return std::exp(sum / static_cast<double>(values.size()));
 }
 
-/// The loss to reach: this share of the way to what synchronous training with 32 rows a step ends at.
-double target(const Options& options, std::int64_t seed, double share) {
-  const Setting reference;
-  const double begin = std::log(16.0),
-               end = last_loss(curve_of(synchronous_losses(options, reference, seed), reference.batch, 1));
-  return begin - share * (begin - end);
-}
-
-/// Synchronous steps and Downpour with given settings on the machine's clock.
-int run_wall(const Options& options) {
-  Setting equal, downpour;
-  if (std::sscanf(options.wall.c_str(), "%d:%lf,%d:%lf:%d", &equal.batch, &equal.rate, &downpour.batch, &downpour.rate,
-                  &downpour.pace) != 5) {
-    fmt::print(stderr, "--wall wants BATCH:RATE,BATCH:RATE:PACE\n");
-    return 2;
-  }
-  std::map<double, std::vector<double>> of_equal, of_downpour, ratios;
-  double stale = 0;
-  for (std::int64_t seed = 1; seed <= options.seeds; ++seed) {
-    std::map<double, double> targets;
-    Options whole = options;  // targets are those of a run in virtual time, of all rows
-    whole.rows = Options{}.rows;
-    for (const double share : kShares) targets[share] = target(whole, seed, share);
-    // One directly after the other: whatever else the machine does is beside both.
-    const DownpourRun slow = run_downpour(options, equal, seed, /*synchronous=*/true),
-                      fast = run_downpour(options, downpour, seed);
-    stale += fast.staleness;
-    for (const double share : kShares) {
-      const auto first = seconds_to(slow.curve, targets[share]), second = seconds_to(fast.curve, targets[share]);
-      if (first) of_equal[share].push_back(*first);
-      if (second) of_downpour[share].push_back(*second);
-      if (first && second) ratios[share].push_back(*first / *second);
-    }
-  }
-  for (auto& [share, values] : ratios) {
-    std::ranges::sort(values);
-    fmt::print("{:.0f} %: synchronous {:.2f} s, Downpour {:.2f} s  {:.2f}x [{:.2f}, {:.2f}] ({} of {} seeds)\n",
-               100 * share, geometric_mean(of_equal[share]), geometric_mean(of_downpour[share]), geometric_mean(values),
-               values.front(), values.back(), values.size(), options.seeds);
-  }
-  fmt::print("staleness {:.1f}\n", stale / options.seeds);
-  return 0;
-}
-
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -280,9 +229,7 @@ int main(int argc, char** argv) {
   arguments.add_option("--rows", options.rows, "that a run trains on");
   arguments.add_option("--tuning-seeds", options.tuning_seeds, "that batch and rate are chosen on");
   arguments.add_option("--seeds", options.seeds, "that count");
-  arguments.add_option("--wall", options.wall, "settings to run on the machine's clock: 32:0.1,8:0.1:1");
   if (const auto code = arguments.parse(argc, argv)) return *code;
-  if (!options.wall.empty()) return run_wall(options);
 
   std::vector<Setting> settings, paced;
   for (const int batch : {8, 16, 32, 64}) {
@@ -303,6 +250,13 @@ int main(int argc, char** argv) {
                                 {"Downpour SGD", paced, [&](const Setting& setting, std::int64_t seed) {
                                    return run_downpour(options, setting, seed).curve;
                                  }}};
+  const auto target = [&](std::int64_t seed, double share) {
+    const Setting reference;
+    const double begin = std::log(16.0),
+                 end = last_loss(curve_of(synchronous_losses(options, reference, seed), reference.batch, 1));
+    return begin - share * (begin - end);
+  };
+
   fmt::print("rows of {} ms on two ranks and of {} ms on two, {} ms and {} Gbit/s a link; {} rows a run\n",
              options.row_ms, options.row_ms * options.slow, options.latency_ms, options.gbit, options.rows);
   constexpr std::int64_t kFirstTuningSeed = 101, kFirstSeed = 1;
@@ -315,7 +269,7 @@ int main(int argc, char** argv) {
       for (std::int64_t seed = kFirstTuningSeed; seed < kFirstTuningSeed + options.tuning_seeds; ++seed) {
         const Curve curve = modes[m].run(setting, seed);
         for (const double share : kShares) {
-          if (const auto seconds = seconds_to(curve, target(options, seed, share))) times[share].push_back(*seconds);
+          if (const auto seconds = seconds_to(curve, target(seed, share))) times[share].push_back(*seconds);
         }
       }
       for (const auto& [share, found] : times) {
@@ -329,7 +283,7 @@ int main(int argc, char** argv) {
       double stale = 0;
       for (std::int64_t seed = kFirstSeed; seed < kFirstSeed + options.seeds; ++seed) {
         if (m + 1 == modes.size()) stale += run_downpour(options, setting, seed).staleness;
-        counted[{m, share}].push_back(seconds_to(modes[m].run(setting, seed), target(options, seed, share)));
+        counted[{m, share}].push_back(seconds_to(modes[m].run(setting, seed), target(seed, share)));
       }
       std::vector<double> reached, ratios;
       for (std::size_t i = 0; i < counted[{m, share}].size(); ++i) {

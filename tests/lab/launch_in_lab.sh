@@ -23,7 +23,8 @@ finish() {  # a requeued job need not wait for its turn; while it is requeued it
       COMPLETED) return 0 ;;
       FAILED | NODE_FAIL) failures=$((failures + 1)); [ $failures -lt 150 ] || fail "job $1 has failed" ;;
       TIMEOUT | CANCELLED | OUT_OF_MEMORY) fail "job $1 is $(state "$1")" ;;
-      PENDING) scontrol update jobid="$1" StartTime=now 2>/dev/null ;;
+      # Not within the second in which it was killed: slurmd takes the new start for the revoked one, and the job fails for good.
+      PENDING) sleep 2; scontrol update jobid="$1" StartTime=now 2>/dev/null ;;
     esac
     sleep 0.2
   done

@@ -281,16 +281,7 @@ DownpourReport run_downpour(const spec::Recipe& from, const DownpourOptions& opt
   const int nodes = job.first_worker() + options.replicas;
   const NodeClock real = machine_clock();
   const auto body = [&](comm::Mailbox& mailbox) { run_downpour_node(job, mailbox, real); };
-  if (options.timed && options.timed->slept) {
-    const comm::TimedMail& links = options.timed->links;
-    const auto delay = [](double seconds) { return std::chrono::microseconds(std::llround(1e6 * seconds)); };
-    comm::run_thread_mailboxes(nodes,
-                               {.latency = delay(links.latency_s),
-                                .jitter = delay(links.jitter_s),
-                                .bytes_per_second = links.bytes_per_second,
-                                .seed = links.seed},
-                               body);
-  } else if (options.timed) {
+  if (options.timed) {
     comm::run_timed_mailboxes(nodes, options.timed->links,
                               [&](comm::TimedMailbox& mailbox) { run_downpour_node(job, mailbox, clock_of(mailbox)); });
   } else if (options.seed) {

@@ -35,11 +35,10 @@ struct DownpourOptions {
   std::map<int, double> slowed;  ///< replica -> how many times its computation takes
   bool verify = false;           ///< replay the journal on one thread and compare
   comm::ThreadMail links = {};   ///< without a seed
-  /// In virtual time: what a run takes follows from this alone, and is the same on every machine. Or slept.
+  /// In virtual time: what a run takes follows from this alone, and is the same on every machine.
   struct Timed {
     comm::TimedMail links = {};
     std::vector<double> row_s = {};  ///< by replica: the time that a row of its parts takes
-    bool slept = false;              ///< on the machine's clock, on threads that run beside each other
   };
   std::optional<Timed> timed = {};
   ps::Filters filters = {};  ///< of pushes
