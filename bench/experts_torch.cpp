@@ -3,11 +3,17 @@
 //
 //   build/release/bench/experts_torch                         all of it
 //   build/release/bench/experts_torch --model mixtral-1.7b    a step: forward, backward, clipping to norm 1, AdamW
-//   build/release/bench/experts_torch --layer --rows          the layer; permute and combine
+//   build/release/bench/experts_torch --layer --rows --gemms  the layer; permute and combine; grouped GEMMs by load
 //
 // bf16 with fp32 masters and moments, bf16 gradients (--gradients fp32: those too), random tokens, CUDA graphs; biases
 // of routers move after every step. Whoever compares with another library runs it in the same call. --json keeps
 // samples.
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/bincount.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/multinomial.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/randn.h>
 #include <fmt/format.h>
 
@@ -24,6 +30,7 @@
 #include "trireme/base/error.h"
 #include "trireme/base/text.h"
 #include "trireme/kernels/expert_ops.h"
+#include "trireme/kernels/grouped_gemm.h"
 #include "trireme/optim/update.h"
 #include "trireme/spec/model_shape.h"
 #include "trireme/train/engine/delayed_update.h"
@@ -69,13 +76,13 @@ spec::ModelShape shape_of(const std::string& name) {
 
 struct StepOptions {
   bool narrow_gradients = true, cuda_graphs = true, save_mlp_activations = false, recompute_norms = false;
-  std::int64_t batch = 8;
+  std::int64_t batch = 8, logits_mib = 1024;
 };
 
 class Training {
  public:
   Training(const std::string& name, const StepOptions& options) : batch_(options.batch) {
-    model_ = models::build(shape_of(name), {.logits_chunk_bytes = std::int64_t{1} << 30,
+    model_ = models::build(shape_of(name), {.logits_chunk_bytes = options.logits_mib << 20,
                                             .recompute_norms = options.recompute_norms,
                                             .save_mlp_activations = options.save_mlp_activations});
     for (nn::Param& param : model_->params) {
@@ -216,23 +223,84 @@ nlohmann::json measure_rows(const std::string& name, double rate) {
   return {{"route", route}, {"permute", permute}, {"combine", combine}, {"bytes", bytes}, {"copy_rate", rate}};
 }
 
+/// Rows of each expert: equal; as a router that knows nothing chooses; the share of expert i as 1 / i.
+at::Tensor ends_of(const std::string& load, std::int64_t experts, std::int64_t rows) {
+  at::Tensor counts;
+  if (load == "balanced") {
+    counts = at::full({experts}, rows / experts, at::kLong);
+    counts[0] += rows - counts.sum();
+  } else {
+    const at::Tensor share = load == "zipf" ? 1 / at::arange(1, experts + 1, at::kFloat) : at::ones({experts});
+    counts = at::bincount(at::multinomial(share / share.sum(), rows, /*replacement=*/true), {}, experts);
+  }
+  return counts.cumsum(0).to(at::kInt).to(gpu());
+}
+
+/// The grouped GEMMs of a layer.
+nlohmann::json measure_gemms(const std::string& name) {
+  const spec::ModelShape shape = shape_of(name);
+  const std::int64_t experts = shape.experts.num_experts, k = shape.experts.top_k, rows = 16384 * k,
+                     width = shape.hidden_size, inner = spec::expert_ffn_size(shape);
+  const at::Tensor x = at::randn({rows, width}, bench::bf16()), wide = at::randn({rows, 2 * inner}, bench::bf16()),
+                   narrow = at::randn({rows, inner}, bench::bf16());
+  const at::Tensor in = at::randn({experts, 2 * inner, width}, bench::bf16()),
+                   out = at::randn({experts, width, inner}, bench::bf16());
+  at::Tensor in_grad = at::empty_like(in), out_grad = at::empty_like(out), in_sum = at::empty_like(in, at::kFloat);
+  nlohmann::json json;
+  for (const std::string load : {"balanced", "random", "zipf"}) {
+    const at::Tensor ends = ends_of(load, experts, rows);
+    const auto tell = [&](const std::string& op, std::int64_t across, const std::function<void()>& call) {
+      const double seconds = bench::graph_times(call, 5, 3).median();
+      const double rate =
+          2.0 * static_cast<double>(rows) * static_cast<double>(width) * static_cast<double>(across) / seconds;
+      fmt::print("{}, {}, {}: {:.0f} us, {:.0f} TFLOP/s\n", name, load, op, seconds * 1e6, rate / 1e12);
+      json[load][op] = seconds;
+    };
+    const auto product = [&](const at::Tensor& a, const at::Tensor& b, bool transpose) {
+      return
+          [a, b, transpose, &ends] { kernels::grouped_gemm({.a = a, .b = b, .transpose_b = transpose, .ends = ends}); };
+    };
+    const auto gradient = [&](const at::Tensor& a, const at::Tensor& b, const at::Tensor& sums, bool adds, bool own) {
+      return [a, b, sums, adds, own, &ends] {
+        kernels::grouped_weight_grad(
+            {.a = a, .b = b, .out = sums, .accumulate = adds, .ends = ends, .own_kernel = own});
+      };
+    };
+    if (load == "balanced") bench::gpu_seconds(product(x, in, true), 10);  // the GPU's clock has settled
+    tell("in, forward", 2 * inner, product(x, in, true));
+    tell("out, forward", inner, product(narrow, out, true));
+    tell("in, backward", 2 * inner, product(wide, in, false));
+    tell("out, backward", inner, product(x, out, false));
+    for (const bool own : {false, true}) {
+      const std::string whose = own ? ", own kernel" : ", ATen's";
+      tell("in, weight's, bf16" + whose, 2 * inner, gradient(wide, x, in_grad, false, own));
+      tell("out, weight's, bf16" + whose, inner, gradient(x, narrow, out_grad, false, own));
+      tell("in, weight's, fp32" + whose, 2 * inner, gradient(wide, x, in_sum, false, own));
+      tell("in, weight's, added to fp32" + whose, 2 * inner, gradient(wide, x, in_sum, true, own));
+    }
+  }
+  return json;
+}
+
 }  // namespace
 
 int main(int count, char** words) try {
   std::vector<std::string> models;
   std::string json, gradients = "bf16";
-  bool layer = false, rows = false;
+  bool layer = false, rows = false, gemms = false;
   int rounds = 3, steps = 8;
   StepOptions options;
   bench::Arguments app("Mixtures of experts on a GPU: steps, a layer beside a dense one, rows beside a copy");
   app.add_option("--model", models, "mixtral-1.7b, deepseek-2.7b; several may be given");
   app.add_flag("--layer", layer, "forward and backward of the layer beside a dense MLP of equal FLOPs");
   app.add_flag("--rows", rows, "routing, permute and combine beside a copy");
+  app.add_flag("--gemms", gemms, "grouped GEMMs, of even and uneven loads");
   app.add_option("--gradients", gradients, "of matrices and tables").one_of({"fp32", "bf16"}).show_default();
   app.add_flag("!--no-graphs", options.cuda_graphs, "kernel by kernel");
   app.add_flag("--recompute-norms", options.recompute_norms, "norms' outputs are recomputed in backward");
   app.add_flag("--save-mlp-activations", options.save_mlp_activations, "those of shared experts and dense layers");
   app.add_option("--batch", options.batch, "rows of 2048 tokens").show_default();
+  app.add_option("--logits-mib", options.logits_mib, "of the head's logits at a time").show_default();
   app.add_option("--rounds", rounds, "turns").show_default();
   app.add_option("--steps", steps, "steps in a turn").show_default();
   app.add_option("--json", json, "keep the samples in this file");
@@ -242,12 +310,13 @@ int main(int count, char** words) try {
       throw ConfigError(fmt::format("--model {}: there are {}", model, listed(kModels)));
   }
   options.narrow_gradients = gradients == "bf16";
-  const bool all = models.empty() && !layer && !rows;
+  const bool all = models.empty() && !layer && !rows && !gemms;
   nlohmann::json out;
   const double rate = rows || all ? bench::copy_rate() : 0;
   if (rate > 0) fmt::print("a copy moves {:.0f} GB/s\n", rate / 1e9);
   for (const std::string& name : kModels) {
     if (rows || all) out["rows"][name] = measure_rows(name, rate);
+    if (gemms || all) out["gemms"][name] = measure_gemms(name);
     if (layer || all) out["layer"][name] = measure_layer(name);
   }
   for (const std::string& name : all ? kModels : models)

@@ -1,5 +1,9 @@
 // Mixtures of experts on a GPU beside the CPU: the layer with every router, models through the trainer, CUDA graphs.
+#include <fmt/format.h>
+
+#include <cmath>
 #include <map>
+#include <numeric>
 
 #include "tests/gpu/support.h"
 #include "tests/nn/moe/moe_cases.h"
@@ -176,6 +180,74 @@ TEST(GpuExperts, PermuteAndCombineMoveEveryRow) {
       }
     }
   });
+}
+
+struct GroupedCase {
+  std::vector<std::int64_t> counts;
+  std::int64_t m = 64, n = 64;
+  std::string text() const { return fmt::format("{} groups, {} x {}", counts.size(), m, n); }
+  std::int64_t rows() const { return std::accumulate(counts.begin(), counts.end(), std::int64_t{0}); }
+  at::Tensor ends() const {
+    std::vector<int> ends;
+    int sum = 0;
+    for (const std::int64_t count : counts) ends.push_back(sum += static_cast<int>(count));
+    return at::tensor(ends).to(gpu());
+  }
+};
+
+/// Empty groups, one row, one more than a tile, all rows in one, and widths that fill no tile.
+std::vector<GroupedCase> grouped_cases() {
+  std::vector<std::int64_t> many(64, 0);
+  for (std::size_t i = 0; i < many.size(); ++i) many[i] = static_cast<std::int64_t>((i * 37) % 90);
+  return {{.counts = {0, 1, 64, 65, 0, 129}, .m = 128, .n = 256},
+          {.counts = {300, 0, 0}, .m = 264, .n = 136},
+          {.counts = {0, 0, 511}, .m = 8, .n = 520},
+          {.counts = {16, 16}, .m = 64, .n = 8},
+          {.counts = many, .m = 320, .n = 192},
+          {.counts = {700, 900, 40, 1200}, .m = 896, .n = 640}};
+}
+
+at::Tensor bf16_here(at::IntArrayRef sizes, const char* name) {
+  return normal_tensor(sizes, at::kBFloat16, name).to(gpu());
+}
+
+TEST(GpuExperts, WeightGradientsOfUnevenGroupsAreSumsInFloat) {
+  for (const GroupedCase& c : grouped_cases()) {
+    SCOPED_TRACE(c.text());
+    const std::int64_t groups = static_cast<std::int64_t>(c.counts.size());
+    const at::Tensor ends = c.ends(), a = bf16_here({c.rows(), c.m}, "a"), b = bf16_here({c.rows(), c.n}, "b");
+    for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
+      const at::Tensor old = normal_tensor({groups, c.m, c.n}, type, "old").to(gpu());
+      for (const bool accumulate : {false, true}) {
+        for (const bool own : {true, false}) {
+          at::Tensor sums = accumulate ? old.clone() : at::full_like(old, NAN);
+          kernels::grouped_weight_grad(
+              {.a = a, .b = b, .out = sums, .accumulate = accumulate, .ends = ends, .own_kernel = own});
+          std::int64_t first = 0;
+          for (std::int64_t g = 0; g < groups; ++g) {
+            const std::int64_t count = c.counts[static_cast<std::size_t>(g)];
+            at::Tensor exact =
+                at::matmul(a.narrow(0, first, count).to(at::kDouble).t(), b.narrow(0, first, count).to(at::kDouble));
+            if (accumulate) exact += old.select(0, g).to(at::kDouble);
+            EXPECT_LE(moe_apart(sums.select(0, g).cpu(), exact.cpu()), own && type == at::kFloat ? 2e-6 : 6e-3)
+                << "group " << g << (accumulate ? ", added" : "") << (own ? ", own kernel" : "");
+            first += count;
+          }
+        }
+      }
+    }
+  }
+}
+
+/// What a tile reads past the end of a group is not of that group.
+TEST(GpuExperts, InfinitiesStayInTheirGroup) {
+  const at::Tensor ends = at::tensor(std::vector<int>{40, 90, 100}).to(gpu());
+  const at::Tensor a = bf16_here({100, 64}, "a"), b = bf16_here({100, 72}, "b");
+  a.narrow(0, 40, 50).fill_(INFINITY);
+  at::Tensor out = at::empty({3, 64, 72}, a.options().dtype(at::kFloat));
+  kernels::grouped_weight_grad({.a = a, .b = b, .out = out, .ends = ends, .own_kernel = true});
+  EXPECT_TRUE(out.select(0, 0).isfinite().all().item<bool>());
+  EXPECT_TRUE(out.select(0, 2).isfinite().all().item<bool>());
 }
 
 spec::Recipe recipe_with_experts(spec::Family family, Precision precision) {

@@ -109,6 +109,27 @@ TEST(Fp8, QuantisesWithTheScaleOfTheLargest) {
   }
 }
 
+/// What DeepSeek-V3 has scales of small blocks for: an activation channel far above the others pushes them, under one
+/// scale, down to numbers that e4m3 tells apart badly or not at all.
+TEST(Fp8, ScalesOfBlocksMultiplyDataWithOutliersMoreExactly) {
+  at::Tensor x = normal_tensor({128, 2048}, at::kFloat, "x").to(at::kBFloat16),
+             w = normal_tensor({256, 2048}, at::kFloat, "w", 0.02).to(at::kBFloat16);
+  x.select(1, 5).mul_(3e5);
+  w.select(1, 5).mul_(3e-6);  // so that the channel does not drown the others in the result
+  const auto error = [&](bool blocks) {
+    const auto scaled = [&](const at::Tensor& of, Fp8Scaling scaling) {
+      return numbers_of(to_fp8(of, Fp8Format::kE4m3, scaling, true, false).rows);
+    };
+    const at::Tensor y = at::matmul(scaled(x, blocks ? Fp8Scaling::kBlocks1x128 : Fp8Scaling::kTensor),
+                                    scaled(w, blocks ? Fp8Scaling::kBlocks128x128 : Fp8Scaling::kTensor).t());
+    const at::Tensor exact = at::matmul(x.to(at::kDouble), w.to(at::kDouble).t());
+    return ((y - exact).norm() / exact.norm()).item<double>();
+  };
+  const double of_blocks = error(true), of_tensor = error(false);
+  EXPECT_GT(of_tensor, 2.5 * of_blocks) << of_blocks;
+  EXPECT_GT(of_tensor, 0.5) << "most numbers were lost";
+}
+
 TEST(Fp8, TakesADelayedScaleAsItIsAndNotesTheLargest) {
   at::Tensor x = normal_tensor({48, 80}, at::kDouble, "x").to(at::kBFloat16);
   x[1][2] = -50;

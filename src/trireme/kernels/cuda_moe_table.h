@@ -49,7 +49,8 @@ struct CudaRouteBackward {
   CudaRouter router;
   const std::int32_t* row_of = nullptr;  // [tokens, top_k]
   const void* grad_gates = nullptr;      // as the logits, [rows]
-  void* grad_logits = nullptr;           // [tokens, experts]
+  void* grad_logits = nullptr;           // [tokens, experts]; null: not wanted
+  void* grad_pairs = nullptr;            // bfloat16 [tokens, 2 experts]: rounded, and beside them what that lost; null
   double aux_weight = 0, z_weight = 0;
   double scale = 1;                  // of losses, for each sample
   const void* scale_here = nullptr;  // the same as a number on the GPU, of the logits' type; null: as given
@@ -97,7 +98,16 @@ struct CudaAddGroups {
   bool wide = true, accumulate = false;
 };
 
-inline constexpr std::uint32_t kCudaMoeVersion = 1;
+/// out[g] (+)= a_g^T b_g over the rows of group g: sums in float, rounded once. m and n are multiples of 8.
+struct CudaGroupedWeightGrad {
+  const void *a = nullptr, *b = nullptr;  // bfloat16 [rows, m] and [rows, n]
+  const std::int32_t* ends = nullptr;     // [groups]: where the rows of each end
+  void* out = nullptr;                    // bfloat16, or float where `wide`: [groups, m, n]
+  std::int64_t groups = 0, m = 0, n = 0;
+  bool wide = true, accumulate = false;
+};
+
+inline constexpr std::uint32_t kCudaMoeVersion = 2;
 
 struct CudaMoeKernels {
   device::CudaTableHeader header;
@@ -109,6 +119,8 @@ struct CudaMoeKernels {
   device::CudaError (*activate)(const CudaExpertActivation&, int kind, Element, device::CudaStream);
   device::CudaError (*activate_backward)(const CudaExpertActivation&, int kind, Element, device::CudaStream);
   device::CudaError (*add_groups)(const CudaAddGroups&, device::CudaStream);
+  bool (*has_weight_grad)();  // this GPU
+  device::CudaError (*weight_grad)(const CudaGroupedWeightGrad&, device::CudaStream);
 };
 inline constexpr device::CudaTableHeader kCudaMoeHeader{kCudaMoeVersion, sizeof(CudaMoeKernels)};
 

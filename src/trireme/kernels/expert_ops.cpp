@@ -88,18 +88,37 @@ ExpertRouting route_experts(const at::Tensor& logits, const at::Tensor& bias, co
   return out;
 }
 
+namespace {
+
+CudaRouteBackward backward_call(const at::Tensor& grad_gates, const at::Tensor& logits, const ExpertRouting& routing,
+                                const ExpertRouter& router, const ExpertLossScale& losses) {
+  TRIREME_CHECK(grad_gates.is_contiguous() && grad_gates.scalar_type() == logits.scalar_type(), "gradients of gates");
+  return {.router = router_call(logits, routing, router),
+          .row_of = routing.row_of.const_data_ptr<std::int32_t>(),
+          .grad_gates = grad_gates.const_data_ptr(),
+          .aux_weight = losses.aux_weight,
+          .z_weight = losses.z_weight,
+          .scale = losses.sample,
+          .scale_here = read_or_null(losses.sample_here)};
+}
+
+}  // namespace
+
 at::Tensor route_experts_backward(const at::Tensor& grad_gates, const at::Tensor& logits, const ExpertRouting& routing,
                                   const ExpertRouter& router, const ExpertLossScale& losses) {
-  TRIREME_CHECK(grad_gates.is_contiguous() && grad_gates.scalar_type() == logits.scalar_type(), "gradients of gates");
   at::Tensor out = at::empty_like(logits);
-  const CudaRouteBackward call{.router = router_call(logits, routing, router),
-                               .row_of = routing.row_of.const_data_ptr<std::int32_t>(),
-                               .grad_gates = grad_gates.const_data_ptr(),
-                               .grad_logits = out.mutable_data_ptr(),
-                               .aux_weight = losses.aux_weight,
-                               .z_weight = losses.z_weight,
-                               .scale = losses.sample,
-                               .scale_here = read_or_null(losses.sample_here)};
+  CudaRouteBackward call = backward_call(grad_gates, logits, routing, router, losses);
+  call.grad_logits = out.mutable_data_ptr();
+  check_cuda(cuda_moe().route_backward(call, cuda_stream()), "route_experts_backward");
+  return out;
+}
+
+at::Tensor route_experts_backward_in_pairs(const at::Tensor& grad_gates, const at::Tensor& logits,
+                                           const ExpertRouting& routing, const ExpertRouter& router,
+                                           const ExpertLossScale& losses) {
+  at::Tensor out = at::empty({logits.size(0), 2 * logits.size(1)}, logits.options().dtype(at::kBFloat16));
+  CudaRouteBackward call = backward_call(grad_gates, logits, routing, router, losses);
+  call.grad_pairs = out.mutable_data_ptr();
   check_cuda(cuda_moe().route_backward(call, cuda_stream()), "route_experts_backward");
   return out;
 }

@@ -47,6 +47,11 @@ struct ExpertLossScale {
 /// The gradient of the logits from that of the gates [rows] and the losses.
 at::Tensor route_experts_backward(const at::Tensor& grad_gates, const at::Tensor& logits, const ExpertRouting& routing,
                                   const ExpertRouter& router, const ExpertLossScale& losses);
+/// The same as bfloat16 [tokens, 2 experts], rounded and beside them what that lost, so that GEMMs of bfloat16 with
+/// sums in float take 16 bits of each number.
+at::Tensor route_experts_backward_in_pairs(const at::Tensor& grad_gates, const at::Tensor& logits,
+                                           const ExpertRouting& routing, const ExpertRouter& router,
+                                           const ExpertLossScale& losses);
 
 /// [tokens x top_k, width] from x [tokens, width].
 at::Tensor permute_rows(const at::Tensor& x, const at::Tensor& row_of);

@@ -6,11 +6,14 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdint>
 #include <vector>
 
 #include "trireme/base/error.h"
 #include "trireme/kernels/cpu/grouped_gemm_table.h"
 #include "trireme/kernels/cpu/pick.h"
+#include "trireme/kernels/cuda.h"
+#include "trireme/kernels/cuda_moe_table.h"
 #include "trireme/kernels/expert_ops.h"
 #include "trireme/kernels/gemm.h"
 #include "trireme/kernels/invariant_gemm.h"
@@ -188,8 +191,42 @@ bool sums_groups(const GroupedWeightGrad& call) {
 
 }  // namespace
 
+namespace {
+
+/// By Hopper's kernel of our own, into the gradient itself; false: nothing was done.
+bool sums_on_hopper(const GroupedWeightGrad& call) {
+  // On an H200 faster by 6 to 15 % than ATen's kernel and the pass that adds what it made up; with more rows in a
+  // group, and where what is there counts, slower by 3 to 6 %.
+  constexpr std::int64_t kMostRowsOfGroup = 2048;
+  const std::int64_t groups = call.out.size(0);
+  const at::ScalarType type = call.out.scalar_type();
+  const bool faster = type == at::kFloat && !call.accumulate && call.a.size(0) <= kMostRowsOfGroup * groups;
+  const auto fits = [](const at::Tensor& x, at::ScalarType of) {
+    return x.scalar_type() == of && x.is_contiguous() && x.size(-1) % 8 == 0 &&
+           reinterpret_cast<std::uintptr_t>(x.const_data_ptr()) % 16 == 0;
+  };
+  if (!call.own_kernel.value_or(faster) || !call.a.is_cuda() || groups > kCudaMostExperts ||
+      !fits(call.a, at::kBFloat16) || !fits(call.b, at::kBFloat16) ||
+      !fits(call.out, type == at::kFloat ? at::kFloat : at::kBFloat16) || !cuda_moe().has_weight_grad())
+    return false;
+  const CudaGroupedWeightGrad there{.a = call.a.const_data_ptr(),
+                                    .b = call.b.const_data_ptr(),
+                                    .ends = call.ends.const_data_ptr<std::int32_t>(),
+                                    .out = call.out.mutable_data_ptr(),
+                                    .groups = groups,
+                                    .m = call.out.size(1),
+                                    .n = call.out.size(2),
+                                    .wide = type == at::kFloat,
+                                    .accumulate = call.accumulate};
+  check_cuda(cuda_moe().weight_grad(there, cuda_stream()), "grouped_weight_grad");
+  return true;
+}
+
+}  // namespace
+
 void grouped_weight_grad(const GroupedWeightGrad& call) {
   if (call.ends.defined()) {
+    if (sums_on_hopper(call)) return;
     const at::ScalarType type = call.out.scalar_type();
     if (call.a.scalar_type() == at::kBFloat16 && call.b.scalar_type() == at::kBFloat16 && call.a.size(0) > 0 &&
         call.a.size(1) % 8 == 0 && call.b.size(1) % 8 == 0 && (type == at::kFloat || type == at::kBFloat16)) {

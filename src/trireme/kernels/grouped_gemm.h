@@ -5,13 +5,15 @@
 // AVX-512, float and bfloat16 run loops of our own over all groups at once (cpu/grouped_gemm_body.h): a row's bits do
 // not depend on the rows beside it. Other types and machines loop over calls of gemm.h. With `ends`, which are on a
 // GPU, bfloat16 runs ATen's grouped kernel, which reads them there: nothing waits (Hopper and later; elsewhere ATen
-// loops). Other types read them back and loop: right, and for tests.
+// loops). Other types read them back and loop: right, and for tests. First contributions to fp32 gradients of many
+// small groups are summed on Hopper by a kernel of our own (cuda_plugin/moe_weight_grad.cu), where they belong.
 // Depends on: gemm.h, invariant_gemm.h.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <optional>
 #include <span>
 
 namespace trireme::kernels {
@@ -32,6 +34,8 @@ struct GroupedWeightGrad {
   at::Tensor out = {};
   bool accumulate = false;  ///< what is in `out` counts
   at::Tensor ends = {};     ///< as GroupedGemm's; ATen's kernel rounds each group's sum to bfloat16
+  /// With ends: the kernel of our own wherever there is one, or nowhere; unset: where it is the faster one.
+  std::optional<bool> own_kernel = {};
 };
 void grouped_weight_grad(const GroupedWeightGrad& call);
 

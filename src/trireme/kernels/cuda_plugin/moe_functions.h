@@ -17,5 +17,7 @@ CudaError moe_combine(const CudaTokenRows&, Element, CudaStream);
 CudaError moe_activate(const CudaExpertActivation&, int kind, Element, CudaStream);
 CudaError moe_activate_backward(const CudaExpertActivation&, int kind, Element, CudaStream);
 CudaError moe_add_groups(const CudaAddGroups&, CudaStream);
+bool moe_has_weight_grad();
+CudaError moe_weight_grad(const CudaGroupedWeightGrad&, CudaStream);
 
 }  // namespace trireme::kernels::gpu

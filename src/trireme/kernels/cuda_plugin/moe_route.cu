@@ -183,29 +183,32 @@ __global__ void __launch_bounds__(1024) losses(const CudaRouteForward c) {
     c.room[i] = sum * r.counts[i];
   }
   __syncthreads();
-  __shared__ double parts[1024][3];
+  // A warp takes a group after the other.
+  __shared__ double parts[32][3];
+  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   double aux = 0, z = 0, load = 0;
-  for (std::int64_t g = threadIdx.x; g < groups; g += blockDim.x) {
+  for (std::int64_t g = warp; g < groups; g += 32) {
     const std::int64_t tokens = min(r.group_tokens, r.tokens - g * r.group_tokens);
     const double samples = static_cast<double>(tokens / r.sample_tokens), total = static_cast<double>(tokens * r.top_k);
     double sum = 0, square = 0;
     int most = 0;
-    for (std::int64_t e = 0; e < experts; ++e) {
+    for (std::int64_t e = lane; e < experts; e += 32) {
       sum += c.room[g * experts + e];
       most = max(most, r.counts[g * experts + e]);
     }
-    for (std::int64_t chunk = 0; chunk < chunks; ++chunk) {
+    for (std::int64_t chunk = lane; chunk < chunks; chunk += 32) {
       square += c.partial[(g * chunks + chunk) * (experts + 1) + experts];
     }
+    sum = warp_sum(sum), square = warp_sum(square), most = warp_max(most);
     aux += samples * static_cast<double>(experts) * sum / (total * static_cast<double>(tokens));
     z += samples * square / static_cast<double>(tokens);
     load += samples * most * static_cast<double>(experts) / total;
   }
-  parts[threadIdx.x][0] = aux, parts[threadIdx.x][1] = z, parts[threadIdx.x][2] = load;
+  if (lane == 0) parts[warp][0] = aux, parts[warp][1] = z, parts[warp][2] = load;
   __syncthreads();
   if (threadIdx.x >= 3) return;
   double sum = 0;
-  for (int i = 0; i < 1024 && i < groups; ++i) sum += parts[i][threadIdx.x];
+  for (int i = 0; i < 32; ++i) sum += parts[i][threadIdx.x];
   c.terms[2 * threadIdx.x] = sum;
   c.terms[2 * threadIdx.x + 1] = static_cast<double>(r.tokens / r.sample_tokens);
 }
@@ -261,11 +264,17 @@ __global__ void __launch_bounds__(32 * kWarps) route_backward(const CudaRouteBac
     grad[mine] += r.scaling * (r.normalised ? (of_gate - dot / sum) / sum : of_gate);
   }
   __syncwarp();
-  T* out = static_cast<T*>(c.grad_logits) + token * experts;
+  const auto write = [&](int e, double value) {
+    if (c.grad_logits != nullptr) static_cast<T*>(c.grad_logits)[token * experts + e] = static_cast<T>(value);
+    if (c.grad_pairs == nullptr) return;
+    Bf16* const pair = static_cast<Bf16*>(c.grad_pairs) + token * 2 * experts + e;
+    pair[0] = __float2bfloat16_rn(static_cast<float>(value));
+    pair[experts] = __float2bfloat16_rn(static_cast<float>(value - static_cast<double>(__bfloat162float(pair[0]))));
+  };
   if (r.sigmoid) {
     for (int e = lane; e < experts; e += 32) {
       const double s = sigmoid_of(logits[e]);
-      out[e] = static_cast<T>(grad[e] * s * (1 - s));
+      write(e, grad[e] * s * (1 - s));
     }
     return;
   }
@@ -274,7 +283,7 @@ __global__ void __launch_bounds__(32 * kWarps) route_backward(const CudaRouteBac
   inner = warp_sum(inner);
   const double z = c.z_weight == 0 ? 0 : 2 * scale * c.z_weight / tokens * norm.lse();
   for (int e = lane; e < experts; e += 32) {
-    out[e] = static_cast<T>(norm.probability(logits[e]) * (grad[e] - inner + z));
+    write(e, norm.probability(logits[e]) * (grad[e] - inner + z));
   }
 }
 

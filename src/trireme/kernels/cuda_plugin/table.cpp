@@ -77,7 +77,9 @@ constexpr CudaMoeKernels kMoeKernels = {.header = kCudaMoeHeader,
                                         .combine = gpu::moe_combine,
                                         .activate = gpu::moe_activate,
                                         .activate_backward = gpu::moe_activate_backward,
-                                        .add_groups = gpu::moe_add_groups};
+                                        .add_groups = gpu::moe_add_groups,
+                                        .has_weight_grad = gpu::moe_has_weight_grad,
+                                        .weight_grad = gpu::moe_weight_grad};
 
 constexpr CudaImageKernels kImages = {.header = kCudaImageHeader,
                                       .batch_norm_statistics = gpu::batch_norm_statistics,

@@ -163,7 +163,7 @@ Experts::Grad Experts::backward(at::Tensor dy, const ExpertRows& rows, const at:
   return grad;
 }
 
-Experts::Grad Experts::backward_on_gpu(const at::Tensor& dy, const ExpertRows& rows, at::Tensor pre_activation,
+Experts::Grad Experts::backward_on_gpu(at::Tensor dy, const ExpertRows& rows, at::Tensor pre_activation,
                                        Context& context, Tape& tape) const {
   const at::Tensor& out = context.value(out_);
   context.flops += gemm_flops(dy.size(0), out.size(1), out.size(2));
@@ -173,12 +173,12 @@ Experts::Grad Experts::backward_on_gpu(const at::Tensor& dy, const ExpertRows& r
       std::move(dinner), pre_activation, rows.gates, shape_.activation, shape_.gated, /*reuse=*/alone);
   pre_activation = at::Tensor();
   add_weight_grad(out_, dy, inner.y, rows, context, tape);
-  inner.y = at::Tensor();
+  inner.y = dy = at::Tensor();  // their memory is that of the tokens' rows, and these give theirs to the result
+  add_weight_grad(in_, inner.pre, kernels::permute_rows(rows.x, rows.row_of), rows, context, tape);
   const at::Tensor& in = context.value(in_);
   context.flops += gemm_flops(inner.pre.size(0), in.size(1), in.size(2));
   Grad grad{.x = kernels::grouped_gemm({.a = inner.pre, .b = in, .offsets = {}, .ends = rows.ends}),
             .gates = std::move(inner.gates)};
-  add_weight_grad(in_, inner.pre, rows.x, rows, context, tape);
   end_backward(context, tape);
   return grad;
 }

@@ -45,6 +45,8 @@ struct ExpertRows {
   at::Tensor token_numbers;               ///< int64 [rows]: dropout draws by them
   std::span<const std::int64_t> offsets;  ///< [local experts + 1]
   at::Tensor ends = {};                   ///< in place of offsets: int32 [local experts] on the GPU
+  /// In backward_on_gpu x has tokens; their rows stand where this says (expert_ops.h).
+  at::Tensor row_of = {};
   const CopiedWeights* copied = nullptr;  ///< where experts have copies: offsets are then of all slots
 };
 
@@ -69,7 +71,7 @@ class Experts {
   void end_backward(Context& context, Tape& tape) const;
   /// The same with `ends`, in one pass that is the last. The pre-activation's memory is used again where nobody else
   /// has it.
-  Grad backward_on_gpu(const at::Tensor& dy, const ExpertRows& rows, at::Tensor pre_activation, Context& context,
+  Grad backward_on_gpu(at::Tensor dy, const ExpertRows& rows, at::Tensor pre_activation, Context& context,
                        Tape& tape) const;
 
  private:

@@ -1,5 +1,6 @@
 // A mixture of experts on a GPU: as moe_layer.cpp, with choices and counts that stay there. Nothing waits for the GPU.
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/matmul.h>
 #include <fmt/format.h>
 
@@ -116,34 +117,54 @@ at::Tensor MoeLayer::forward_on_gpu(at::Tensor x, Context& context, Tape* tape) 
 at::Tensor MoeLayer::backward_on_gpu(at::Tensor dy, Context& context, Tape& tape) {
   auto [logits, chosen, counts, row_of, row_gates, ends, pre_activation, ungated, x] = tape.pop<9>();
   const at::Tensor rows = as_rows(x);
-  const at::Tensor of_rows = kernels::permute_rows(as_rows(dy).contiguous(), row_of);
+  at::Tensor of_rows = kernels::permute_rows(as_rows(dy).contiguous(), row_of);
   at::Tensor of_shared;
   if (parts_.shared.mlp) of_shared = as_rows(backward_shared(std::move(dy), x, ungated, context, tape));
   const ExpertRows expert_rows{
-      .x = kernels::permute_rows(rows, row_of), .gates = row_gates, .token_numbers = {}, .offsets = {}, .ends = ends};
+      .x = rows, .gates = row_gates, .token_numbers = {}, .offsets = {}, .ends = ends, .row_of = row_of};
   const Experts::Grad grad =
-      parts_.experts.backward_on_gpu(of_rows, expert_rows, std::move(pre_activation), context, tape);
+      parts_.experts.backward_on_gpu(std::move(of_rows), expert_rows, std::move(pre_activation), context, tape);
 
   const spec::Experts& config = parts_.router->config();
   const bool softmax = config.router == spec::RouterKind::kSoftmaxTopK;
   const kernels::ExpertRouting routing{
       .chosen = chosen, .counts = counts, .row_of = row_of, .row_gates = row_gates, .ends = ends, .terms = {}};
-  const at::Tensor grad_logits = kernels::route_experts_backward(grad.gates, logits, routing, router_of(x, context),
-                                                                 {.aux_weight = config.aux_loss_weight,
-                                                                  .z_weight = softmax ? config.z_loss_weight : 0,
-                                                                  .sample = context.sample_scale,
-                                                                  .sample_here = context.sample_scale_on_device});
+  const kernels::ExpertLossScale losses{.aux_weight = config.aux_loss_weight,
+                                        .z_weight = softmax ? config.z_loss_weight : 0,
+                                        .sample = context.sample_scale,
+                                        .sample_here = context.sample_scale_on_device};
   if (parts_.loads && !context.filler) parts_.loads->gpu(x.device()).add(counts);
   Param& router_weight = *parts_.router_weight;
   context.flops += 2 * gemm_flops(rows.size(0), logits.size(1), rows.size(1));
   const at::ScalarType type = gate_type(rows.scalar_type());
-  const at::Tensor of_router = at::matmul(grad_logits, context.value(router_weight).to(type));
-  tape.weight_gradient([&router_weight, grad_logits, rows, type, &context] {
-    context.begin_adding(router_weight);
-    if (router_weight.trainable) add_gradient(router_weight, at::matmul(grad_logits.t(), rows.to(type)));
-    context.end_adding(router_weight);
-    context.added(router_weight);
-  });
+  at::Tensor of_router;
+  if (rows.scalar_type() == at::kBFloat16) {
+    // GEMMs of bfloat16 lose nothing of the weight and of the tokens, and of the gradient what is behind 16 bits.
+    const at::Tensor pairs =
+        kernels::route_experts_backward_in_pairs(grad.gates, logits, routing, router_of(x, context), losses);
+    const at::Tensor& weight = context.value(router_weight);
+    of_router = kernels::gemm({.a = pairs, .b = at::cat({weight, weight}), .out_type = type}).out;
+    tape.weight_gradient([&router_weight, pairs, rows, type, &context] {
+      context.begin_adding(router_weight);
+      if (router_weight.trainable) {
+        const at::Tensor both = kernels::gemm({.a = pairs, .b = rows, .transpose_a = true, .out_type = type})
+                                    .out.view({2, -1, rows.size(1)});
+        add_gradient(router_weight, both.select(0, 0) + both.select(0, 1));
+      }
+      context.end_adding(router_weight);
+      context.added(router_weight);
+    });
+  } else {
+    const at::Tensor grad_logits =
+        kernels::route_experts_backward(grad.gates, logits, routing, router_of(x, context), losses);
+    of_router = at::matmul(grad_logits, context.value(router_weight).to(type));
+    tape.weight_gradient([&router_weight, grad_logits, rows, type, &context] {
+      context.begin_adding(router_weight);
+      if (router_weight.trainable) add_gradient(router_weight, at::matmul(grad_logits.t(), rows.to(type)));
+      context.end_adding(router_weight);
+      context.added(router_weight);
+    });
+  }
   return kernels::combine_rows(grad.x, row_of, of_shared.defined() ? of_shared.contiguous() : of_shared, of_router)
       .view(x.sizes());
 }
