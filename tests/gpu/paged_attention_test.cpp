@@ -239,7 +239,8 @@ TEST(GpuQuantisedGemm, MultipliesManyRowsInFp8) {
       const Pair bias = normal_pair({n}, at::kBFloat16, "b"), residual = normal_pair({m, n}, at::kBFloat16, "r");
       auto weight = kernels::quantise_weight(normal_tensor({n, k}, at::kFloat, "w", 0.1),
                                              {.format = kernels::WeightFormat::kE4m3});
-      const at::Tensor scales = x.cpu.to(at::kFloat).abs().amax({1}, true) / 448;
+      // Times the reciprocal, as a GPU divides by a number: one unit of a scale moves a code at the edge of two.
+      const at::Tensor scales = x.cpu.to(at::kFloat).abs().amax({1}, true) * (1 / 448.0F);
       const at::Tensor codes = (x.cpu.to(at::kFloat) / scales).to(at::kFloat8_e4m3fn);
       const at::Tensor rows = (codes.to(at::kFloat) * scales).to(at::kDouble);
       const at::Tensor expected =

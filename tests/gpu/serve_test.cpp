@@ -139,10 +139,10 @@ TEST(GpuEngine, SpeculationGivesTheSameTokens) {
 TEST(GpuEngine, OneSequenceHasTheLogitsOfTwo) {
   spec::ModelShape shape = served_shape(spec::Family::kLlama);
   shape.hidden_size = 256, shape.head_dim = 64, shape.ffn_size = 8192;
-  const auto model = models::build(shape);
-  nn::initialise(model->params, nn::Precision::kBf16, 5, gpu());
   for (const auto format : {kernels::WeightFormat::kInt8, kernels::WeightFormat::kInt4, kernels::WeightFormat::kE4m3}) {
     SCOPED_TRACE(static_cast<int>(format));
+    const auto model = models::build(shape);  // anew: weights in fewer bits take the place of the model's
+    nn::initialise(model->params, nn::Precision::kBf16, 5, gpu());
     const auto few = serve::quantise_model(*model, {.format = format});
     const auto run = [&](std::size_t sequences) {
       std::vector<std::vector<float>> rows;  // of the first

@@ -67,7 +67,7 @@ TEST(Recomputation, OfAnyKindGivesTheSameBitsWithDropoutToo) {
     sober.dropout = sober.attention_dropout = 0;
     EXPECT_NE(run(sober, {}, false, nn::Precision::kBf16).loss, plain.loss) << "nothing fell";
     for (const bool deferred : {false, true}) {
-      for (const Recompute recompute : {Recompute{RecomputeKind::kNone},
+      for (const Recompute& recompute : {Recompute{RecomputeKind::kNone},
                                         {RecomputeKind::kSelective},
                                         {RecomputeKind::kFull},
                                         {RecomputeKind::kEvery, 2},

@@ -53,7 +53,7 @@ at::Tensor quantised_gemm(const SkinnyGemm& call) {
   const QuantisedWeight& weight = *call.quantised;
   // By ATen until quantise_rows() has run on a card beside it.
   const at::Tensor x = call.x.to(at::kFloat);
-  const at::Tensor scales = at::clamp_min(at::amax(at::abs(x), {1}, /*keepdim=*/true), kLeastRow) / 448.0F;
+  const at::Tensor scales = at::clamp_min(at::amax(at::abs(x), {1}, /*keepdim=*/true), kLeastRow) * (1 / 448.0F);
   at::Tensor out = at::_scaled_mm((x / scales).to(at::kFloat8_e4m3fn), weight.values.t(), scales,
                                   weight.scales.view({1, weight.rows}), std::nullopt, std::nullopt,
                                   call.x.scalar_type(), /*use_fast_accum=*/true);
