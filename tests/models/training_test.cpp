@@ -68,10 +68,10 @@ TEST(Recomputation, OfAnyKindGivesTheSameBitsWithDropoutToo) {
     EXPECT_NE(run(sober, {}, false, nn::Precision::kBf16).loss, plain.loss) << "nothing fell";
     for (const bool deferred : {false, true}) {
       for (const Recompute& recompute : {Recompute{RecomputeKind::kNone},
-                                        {RecomputeKind::kSelective},
-                                        {RecomputeKind::kFull},
-                                        {RecomputeKind::kEvery, 2},
-                                        {RecomputeKind::kSqrt}}) {
+                                         {RecomputeKind::kSelective},
+                                         {RecomputeKind::kFull},
+                                         {RecomputeKind::kEvery, 2},
+                                         {RecomputeKind::kSqrt}}) {
         const Outcome again = run(shape, recompute, deferred, nn::Precision::kBf16);
         EXPECT_EQ(again.loss, plain.loss) << int(family) << " " << int(recompute.kind);
         for (const auto& [name, gradient] : plain.gradients) {

@@ -28,7 +28,8 @@
 namespace trireme::spmd {
 namespace {
 
-/// The kernels of kernels/image_ops.h and steps on them (bench/graph_torch.cpp --cuda) have not run on a GPU yet.
+/// The kernels of kernels/image_ops.h pass their tests on a GPU; steps on them (bench/graph_torch.cpp --cuda) have not
+/// been timed yet.
 constexpr bool kFusedImages = false;
 
 /// The largest of all ranks' numbers, one by one.
