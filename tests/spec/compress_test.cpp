@@ -34,9 +34,8 @@ TEST(CompressRules, SayWhatTheAlternativeCosts) {
                        {"layout.zero", "4 bytes a parameter on every rank", "layout.zero = 1"}, {"layout.zero=1"});
   expect_contradiction({"compress.kind=onebit-adam", "layout.zero=1"},
                        {"layout.zero", "8 bytes a parameter", "layout.zero = 0"}, {"layout.zero=0"});
-  EXPECT_NO_THROW((void)load_recipe({.sets = {"compress.kind=qsgd", "precision.compute=fp16"}}));
-  expect_contradiction({"compress.kind=diloco", "precision.compute=fp16"}, {"precision.compute", "loss scale", "bf16"},
-                       {"precision.compute=bf16"});
+  for (const char* kind : {"compress.kind=qsgd", "compress.kind=diloco"})
+    EXPECT_NO_THROW((void)load_recipe({.sets = {kind, "precision.compute=fp16"}})) << kind;
   expect_contradiction({"compress.kind=dgc", "optim.kind=sgd", "optim.momentum=0.8"},
                        {"optim.momentum", "keeps the momentum itself", "compress.momentum = 0.8"},
                        {"optim.momentum=0", "compress.momentum=0.8"});
