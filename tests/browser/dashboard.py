@@ -190,7 +190,7 @@ def test_views(browser):
                 browser.theme(theme)
                 browser.script(f"location.hash = '#/nothing'; location.hash = '{address}'")
                 browser.wait(f"return document.querySelector('#view {what}') !== null", why=f"{name} has {what}")
-                assert browser.script("return document.documentElement.dataset.theme") == theme
+                browser.wait(f"return document.documentElement.dataset.theme === '{theme}'", why=f"{name} is {theme}")
                 check_sideways(browser, f"{name} on a {size}")
                 picture(browser, f"{name}-{size}-{theme}")
                 if (name, size, theme) in DOCS:
