@@ -155,6 +155,13 @@ IntegerProgram program_of(const SearchProblem& problem, double memory_bytes, dou
   return program;
 }
 
+/// What a row holds at the least, every node by itself.
+double least_of(const MemoryRow& row) {
+  double least = 0;
+  for (const auto& node : row) least += node.empty() ? 0 : *std::ranges::min_element(node);
+  return least;
+}
+
 }  // namespace
 
 std::optional<std::string> highs_library() { return highs() ? std::optional(highs()->name) : std::nullopt; }
@@ -162,6 +169,9 @@ std::optional<std::string> highs_library() { return highs() ? std::optional(high
 std::optional<Limited> solve_by_highs(const SearchProblem& problem, const LimitedOptions& options) {
   if (!highs()) return std::nullopt;
   const HighsFunctions& call = highs()->call;
+  const auto cannot_fit = [&](const MemoryRow& row) { return least_of(row) > options.memory_bytes; };
+  if (cannot_fit(problem.memory) || std::ranges::any_of(problem.rows, cannot_fit))
+    return Limited{.assignment = std::nullopt, .proven = true};
   const Elimination free = eliminate(problem);  // without a limit
   Limited result{.assignment = std::nullopt, .cost = 0, .bound = free.cost, .subproblems = 1};
   const auto take = [&](Assignment assignment) {
