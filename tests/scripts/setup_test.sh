@@ -4,7 +4,7 @@ set -euo pipefail
 work=$(mktemp -d "$PWD/setup_test.XXXXXX")
 trap 'rm -rf "$work"' EXIT
 mkdir -p "$work/scripts"
-cp "$1/scripts/setup" "$1/scripts/libtorch.txt" "$1/scripts/cudnn.txt" "$work/scripts/"
+cp "$1/scripts/setup" "$1/scripts/libtorch.txt" "$1/scripts/cudnn.txt" "$1/scripts/highs.txt" "$work/scripts/"
 unset TRIREME_LIBTORCH
 export TRIREME_CACHE=$work/cache
 
@@ -76,3 +76,13 @@ headers=$work/cache/cudnn-$(pinned nvidia-cudnn-cu13)-frontend-$(pinned nvidia-c
 mkdir -p "$headers/include"
 expect 0 "cuDNN's headers: $headers/include" "${with_nvcc[@]}" "$setup" --no-packages
 grep -qF "set(TRIREME_SETUP_CUDNN \"$headers/include\")" "$work/build/setup.cmake"
+
+# HiGHS is fetched when it is asked for, to the folder of its pinned version, which the program knows.
+expect 1 'HiGHS is not in' "$setup" --check --no-packages --no-torch --highs
+expect 1 'pip could not fetch what scripts/highs.txt lists' env PIP_NO_INDEX=1 PIP_FIND_LINKS="$work/none" \
+  "$setup" --no-packages --no-torch --highs
+highs=highs-$(sed -nE 's/^highspy==([0-9.]+) --hash=sha256:[0-9a-f]{64}$/\1/p' "$work/scripts/highs.txt")
+grep -qF "\"$highs\"" "$1/src/trireme/plan/graph/search/highs.cpp"
+mkdir -p "$work/cache/$highs"
+touch "$work/cache/$highs/libhighs.so.1"
+expect 0 "TRIREME_HIGHS_LIBRARY=$work/cache/$highs/libhighs.so.1" "$setup" --no-packages --no-torch --highs

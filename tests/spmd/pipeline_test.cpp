@@ -14,6 +14,7 @@
 #include <mutex>
 
 #include "nets.h"
+#include "staged_outcome.h"
 #include "tests/plan/graph/p100_nodes.h"
 #include "trireme/base/error.h"
 #include "trireme/base/random.h"
@@ -21,6 +22,7 @@
 #include "trireme/plan/graph/annotate.h"
 #include "trireme/plan/graph/backward.h"
 #include "trireme/plan/graph/models.h"
+#include "trireme/plan/graph/predict.h"
 #include "trireme/plan/graph/random_strategy.h"
 #include "trireme/plan/graph/search/search.h"
 #include "trireme/spmd/verify.h"
@@ -30,48 +32,6 @@ namespace {
 
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-
-struct StagedOutcome {
-  double loss = 0, worst = 0, peak_bytes = 0;
-  std::string parameter;
-  std::size_t compared = 0;  // over all stages
-  std::vector<std::string> deviations;
-};
-
-StagedOutcome run_staged_once(const pg::Graph& forward, const pg::StagedPlan& plan, const Values& start,
-                              const Reference& reference) {
-  StagedOutcome outcome;
-  std::mutex mutex;
-  std::vector<std::vector<std::vector<std::vector<pg::Inserted>>>> executed(plan.stages.size());  // stage, micro, rank
-  for (auto& micros : executed) micros.resize(static_cast<std::size_t>(plan.micros));
-  comm::run_ranks(plan.ranks(), [&](comm::Rank& rank) {
-    at::set_num_threads(1);
-    PipelineExecutor pipeline(forward, plan, rank.world(), {.seed = 5});
-    pipeline.load(start);
-    StepResult result = pipeline.step(start);
-    const Deviation deviation = compare(pipeline.stage().graph, pipeline.executor(), result, reference);
-    std::size_t stage = 0;
-    while (stage + 1 < plan.stages.size() && plan.first_rank(stage + 1) <= rank.rank()) ++stage;
-    const std::scoped_lock lock(mutex);
-    for (std::size_t micro = 0; micro < result.executed.size(); ++micro)
-      executed[stage][micro].push_back(std::move(result.executed[micro]));
-    if (rank.rank() == plan.first_rank(stage)) outcome.compared += deviation.compared;
-    outcome.loss = result.loss;
-    outcome.peak_bytes = std::max(outcome.peak_bytes, result.peak_bytes);
-    if (deviation.worst >= outcome.worst) outcome.worst = deviation.worst, outcome.parameter = deviation.parameter;
-    for (const std::string& what : pipeline.deviations()) outcome.deviations.push_back(what);
-  });
-  const pg::StagedGraph staged = stage_graphs(micro_graph(with_backward(forward), plan.micros).graph, plan);
-  for (std::size_t s = 0; s < staged.stages.size(); ++s) {
-    const pg::Stage& stage = staged.stages[s];
-    for (const auto& ranks : executed[s]) {
-      for (const std::string& what :
-           compare_collectives(stage.graph, stage.strategy, lower(stage.graph, stage.strategy), ranks))
-        outcome.deviations.push_back(what);
-    }
-  }
-  return outcome;
-}
 
 /// Stages of consecutive operators on the given meshes, each with a random strategy, some of their parameters sharded
 /// and some of their operators recomputed.
@@ -83,7 +43,8 @@ pg::StagedPlan random_plan(const pg::Graph& forward, const std::vector<std::stri
   const pg::Graph both = micro_graph(with_backward(forward), micros).graph;
   std::set<std::size_t> cuts;
   while (cuts.size() + 1 < meshes.size()) cuts.insert(1 + below(forward.ops.size() - 1));
-  pg::StagedPlan plan{.micros = micros, .schedule = below(2) == 0 ? "gpipe" : "1f1b", .stages = {}};
+  const char* schedules[] = {"gpipe", "1f1b", "zb-h1", "zb-h2"};
+  pg::StagedPlan plan{.micros = micros, .schedule = schedules[below(4)], .stages = {}};
   for (const std::string& mesh : meshes)
     plan.stages.push_back({.ops = {}, .strategy = random_strategy(both, layout::parse_mesh(mesh), seed)});
   std::size_t stage = 0;
@@ -251,6 +212,58 @@ TEST(PipelineExecutor, AnnotatedExpertsRunInStages) {
   EXPECT_THAT(outcome.deviations, IsEmpty());
 }
 
+/// Zero-bubble schedules: gradients of weights stand behind those of inputs, with any split, recomputation and shards.
+TEST(PipelineExecutor, GradientsOfWeightsMayComeLater) {
+  const pg::TransformerShape tiny{
+      .batch = 8, .seq_len = 4, .layers = 2, .hidden = 8, .heads = 4, .vocab = 12, .positions = 4};
+  const std::pair<const char*, pg::Graph> nets[] = {
+      {"gpt", pg::gpt("gpt", tiny)},
+      {"windows", window_net(8)},
+      {"lstm", pg::lstm_language_model({.batch = 8, .steps = 3, .layers = 2, .hidden = 8, .vocab = 12})}};
+  for (const auto& [name, net] : nets) {
+    const pg::Graph forward = with_dtype(net, pg::DType::kFp64);
+    const Values start = start_values(forward, 1);
+    const Reference reference = run_micro_reference(forward, start, 5, 0, 4);
+    for (const char* schedule : {"1f1b", "zb-h1", "zb-h2"}) {
+      pg::StagedPlan plan = random_plan(forward, {"a=2", "", ""}, 4, 7);
+      plan.schedule = schedule;
+      ASSERT_THAT(find_problems(forward, plan), IsEmpty()) << name << " " << schedule;
+      const pg::Graph both = micro_graph(with_backward(forward), plan.micros).graph;
+      bool is_behind = true;
+      for (const pg::Stage& stage : stage_graphs(both, plan).stages) {
+        bool seen = false;
+        for (const pg::Op& op : stage.graph.ops) {
+          const bool makes = pg::makes_weight_gradients(stage.graph, op);
+          is_behind = is_behind && (makes || !seen);
+          seen = seen || makes;
+        }
+      }
+      EXPECT_EQ(is_behind, std::string_view(schedule) != "1f1b") << name << " " << schedule;
+      const StagedOutcome outcome = run_staged_once(forward, plan, start, reference);
+      EXPECT_NEAR(outcome.loss, reference.loss, 1e-9) << name << " " << schedule;
+      EXPECT_LT(outcome.worst, 1e-9) << name << " " << schedule << ": " << outcome.parameter;
+      EXPECT_THAT(outcome.deviations, IsEmpty()) << name << " " << schedule;
+    }
+  }
+}
+
+/// They fill what 1F1B waits, so a step is predicted to be shorter, with the same work.
+TEST(PipelineExecutor, ZeroBubbleSchedulesArePredictedToBeShorter) {
+  const pg::Graph forward = pg::build_model("gpt", 8);
+  pg::StagedPlan plan{.micros = 8, .schedule = "1f1b", .stages = {}};
+  for (int stage = 0; stage < 4; ++stage)
+    plan.stages.push_back({.ops = {}, .strategy = replicated(forward, pg::factored_mesh(1))});
+  const std::size_t ops = forward.ops.size();
+  for (std::size_t i = 0; i < ops; ++i) plan.stages[i * 4 / ops].ops.push_back(static_cast<int>(i));
+  const pg::Pricing pricing(pg::p100_nodes(), pg::factored_mesh(1));
+  const pg::Prediction plain = predict(forward, plan, pricing);
+  plan.schedule = "zb-h1";
+  const pg::Prediction zero = predict(forward, plan, pricing);
+  EXPECT_NEAR(zero.compute_seconds, plain.compute_seconds, 1e-9 * plain.compute_seconds);
+  EXPECT_LT(zero.seconds, 0.97 * plain.seconds);
+  EXPECT_GE(zero.seconds, zero.compute_seconds);
+}
+
 TEST(PipelineExecutor, CheckpointsHoldLessThanSavedActivations) {
   pg::Builder build("chain");
   const int n = build.dim("n", 4), classes = build.dim("classes", 4);
@@ -370,6 +383,10 @@ TEST(StagedPlan, SaysByNameWhatCannotRun) {
   other = plan;
   other.schedule = "pipedream";
   EXPECT_THAT(first_problem(other), HasSubstr("updates while micro-batches are in flight"));
+  for (const char* chunked : {"interleaved", "zb-v", "dualpipe"}) {
+    other.schedule = chunked;
+    EXPECT_THAT(first_problem(other), HasSubstr("graphs run with one chunk a rank")) << chunked;
+  }
   other = plan;
   other.stages[1].ops.pop_back();
   other.stages[1].strategy.checkpoints.clear();

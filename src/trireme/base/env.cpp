@@ -26,6 +26,7 @@ constexpr EnvVariable kTable[] = {
      "instructions that loops may use: plain, v3, v4 or v4bf16; the machine's best when unset"},
     {kTrireme, "TRIREME_GPU", "number of this rank's GPU; its number on the node modulo the GPUs when unset"},
     {kTrireme, "TRIREME_NCCL_LIBRARY", "file of NCCL to load instead of libnccl.so.2"},
+    {kTrireme, "TRIREME_HIGHS_LIBRARY", "file of HiGHS to load instead of libhighs.so.1 (scripts/setup --highs)"},
     {kTrireme, "TRIREME_TOKEN", "secret of the job, 16 characters or more: only ranks that know it may join"},
     {kTrireme, "TRIREME_TOKEN_FILE", "file of mode 0600 with that secret, e.g. on a shared file system"},
     {kTrireme, "TRIREME_JOB_ID", "any text; ranks meet only where all have the same (keeps jobs on one port apart)"},

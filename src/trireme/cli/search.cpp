@@ -118,7 +118,7 @@ const pg::Found* best_strategy(const SearchResults& results) {
 }
 
 /// Seconds that no strategy takes less than, where one of the methods has proven it: alpa-intra's splits are all that
-/// others of a strategy have, but for the order of axes.
+/// others of a strategy have, but for the order of axes where there are more than two.
 std::optional<double> optimum_of(const SearchResults& results) {
   const auto exact = std::ranges::find(results.found, "alpa-intra", &pg::Found::method);
   return exact == results.found.end() || !exact->fits ? std::nullopt : exact->bound;
@@ -128,19 +128,32 @@ std::optional<double> optimum_of(const SearchResults& results) {
 std::optional<double> above_optimum(const SearchResults& results, const pg::Found& found) {
   const std::optional<double> optimum = optimum_of(results);
   if (!optimum || !found.pipeline.empty() || !found.fits) return std::nullopt;
-  return found.cost.seconds / *optimum - 1;
+  const double above = found.cost.seconds / *optimum - 1;
+  return std::abs(above) < 1e-9 ? 0 : above;  // sums in another order
+}
+
+/// Whether a method came to a plan at all, be it one that does not fit.
+bool found_anything(const pg::Found& found) { return found.cost.seconds > 0; }
+
+/// Nothing where either was not found.
+std::optional<double> over_data_parallel(const SearchResults& results, const pg::Found& found) {
+  const auto data = std::ranges::find(results.found, "data-parallel", &pg::Found::method);
+  if (data == results.found.end() || !found_anything(found)) return std::nullopt;
+  return data->cost.seconds / found.cost.seconds;
 }
 
 nlohmann::ordered_json search_json(const SearchResults& results, const SearchTask& task) {
   nlohmann::ordered_json list = nlohmann::ordered_json::array();
-  const auto data = std::ranges::find_if(results.found, [](const auto& f) { return f.method == "data-parallel"; });
   for (const pg::Found& found : results.found) {
+    const auto number = [&](double value) {
+      return found_anything(found) ? nlohmann::ordered_json(value) : nlohmann::ordered_json();
+    };
     nlohmann::ordered_json entry{{"method", found.method},
-                                 {"seconds", found.cost.seconds},
-                                 {"compute_seconds", found.cost.compute_seconds},
-                                 {"communication_seconds", found.cost.communication_seconds},
-                                 {"bytes_sent", found.cost.bytes},
-                                 {"memory_bytes", found.cost.memory_bytes},
+                                 {"seconds", number(found.cost.seconds)},
+                                 {"compute_seconds", number(found.cost.compute_seconds)},
+                                 {"communication_seconds", number(found.cost.communication_seconds)},
+                                 {"bytes_sent", number(found.cost.bytes)},
+                                 {"memory_bytes", number(found.cost.memory_bytes)},
                                  {"fits", found.fits},
                                  {"search_seconds", found.search_seconds},
                                  {"note", found.note}};
@@ -148,7 +161,7 @@ nlohmann::ordered_json search_json(const SearchResults& results, const SearchTas
     if (const auto above = above_optimum(results, found)) entry["above_optimum"] = *above;
     if (const auto published = pg::published_of(found.method))
       entry["published"] = {{"speedup", published->speedup}, {"over", published->over}};
-    if (data != results.found.end()) entry["speedup_over_data_parallel"] = data->cost.seconds / found.cost.seconds;
+    if (const auto speedup = over_data_parallel(results, found)) entry["speedup_over_data_parallel"] = *speedup;
     if (found.pipeline.empty()) {
       entry["strategy"] = pg::to_text(results.both, found.strategy);
     } else {
@@ -177,16 +190,17 @@ std::string search_table(const SearchResults& results, const SearchTask& task) {
                    {"to optimum", kRight},
                    {"search", kRight},
                    {"note"}});
-  const auto data = std::ranges::find_if(results.found, [](const auto& f) { return f.method == "data-parallel"; });
   for (const pg::Found& found : results.found) {
     const auto published = pg::published_of(found.method);
     const auto above = above_optimum(results, found);
-    table.add({found.method, short_seconds(found.cost.seconds), short_seconds(found.cost.compute_seconds),
-               short_seconds(found.cost.communication_seconds), short_bytes(found.cost.bytes),
-               short_bytes(found.cost.memory_bytes) + (found.fits ? "" : " (too much)"),
-               data == results.found.end() ? "-" : fmt::format("{:.2f}x", data->cost.seconds / found.cost.seconds),
-               published ? std::string(published->speedup) : "-", above ? fmt::format("{:+.1f} %", 100 * *above) : "-",
-               short_seconds(found.search_seconds), found.note});
+    const auto speedup = over_data_parallel(results, found);
+    const bool is_there = found_anything(found);
+    const auto shown = [&](std::string text) { return is_there ? std::move(text) : "-"; };
+    table.add({found.method, shown(short_seconds(found.cost.seconds)), shown(short_seconds(found.cost.compute_seconds)),
+               shown(short_seconds(found.cost.communication_seconds)), shown(short_bytes(found.cost.bytes)),
+               shown(short_bytes(found.cost.memory_bytes) + (found.fits ? "" : " (too much)")),
+               speedup ? fmt::format("{:.2f}x", *speedup) : "-", published ? std::string(published->speedup) : "-",
+               above ? fmt::format("{:+.1f} %", 100 * *above) : "-", short_seconds(found.search_seconds), found.note});
   }
   std::string text =
       fmt::format("{} on {} x {} ({}), mesh {}\n\n{}", results.both.name, task.gpus, task.hardware.device.name,
@@ -202,9 +216,11 @@ std::string search_table(const SearchResults& results, const SearchTask& task) {
     if (why.empty()) continue;
     text += fmt::format("\n{} loses", found.method);
     for (const pg::Difference& difference : why)
-      text += fmt::format("{} {} at {} ({}, not {})", &difference == &why.front() ? "" : ",",
-                          short_seconds(difference.seconds), results.both.op(difference.op).name, difference.other,
-                          difference.best);
+      text += fmt::format("{} {} at {} ({})", &difference == &why.front() ? "" : ",", short_seconds(difference.seconds),
+                          results.both.op(difference.op).name,
+                          difference.other == difference.best
+                              ? "what it reads lies otherwise"
+                              : fmt::format("{}, not {}", difference.other, difference.best));
   }
   return text + "\n";
 }
@@ -212,6 +228,9 @@ std::string search_table(const SearchResults& results, const SearchTask& task) {
 void run_search(const SearchCommandOptions& options, Context& context) {
   const SearchTask task = search_task(options);
   const std::vector<std::string> graphs = split(options.graphs, ',');
+  if (!options.output.empty() && graphs.size() > 1)
+    throw ConfigError(fmt::format("-o {} is for one plan, and --graph names {} graphs", options.output, graphs.size()),
+                      "search them one by one, each with its own -o");
   nlohmann::ordered_json all = nlohmann::ordered_json::array();
   for (const std::string& name : graphs) {
     const SearchResults results = run_methods(name, task, options);
@@ -233,6 +252,8 @@ void run_search(const SearchCommandOptions& options, Context& context) {
 }
 
 void explain_search(const SearchCommandOptions& options, Context& context) {
+  if (options.graphs.find(',') != std::string::npos)
+    throw ConfigError(fmt::format("search explain is of one graph, not of {}", options.graphs), "name one of them");
   const SearchTask task = search_task(options);
   const SearchResults results = run_methods(options.graphs, task, options);
   const pg::Found* strategy = best_strategy(results);

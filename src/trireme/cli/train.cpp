@@ -179,6 +179,10 @@ int run_member(const comm::MemberOptions& where, const spec::Recipe& base, train
 
 int run_training(TrainOptions& options, Context& context) {
   if (!options.graph.strategy.empty()) {
+    if (!options.recipe.file().empty())
+      throw ConfigError(
+          fmt::format("there is a recipe, {}, and a plan, {}", options.recipe.file(), options.graph.strategy),
+          "a plan is trained without a recipe: leave out one of them");
     options.graph.graph = graph_of_plan(options.graph.strategy);
     options.graph.ranks = options.ranks.value_or(0);
     run_graph(options.graph, context);

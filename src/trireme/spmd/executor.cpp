@@ -13,6 +13,7 @@
 #include <set>
 
 #include "trireme/base/error.h"
+#include "trireme/plan/graph/backward.h"
 #include "trireme/spmd/descent.h"
 #include "trireme/spmd/held_memory.h"
 #include "trireme/spmd/lifetimes.h"
@@ -48,6 +49,10 @@ class Executor::Impl {
     backward_begins_ = static_cast<std::size_t>(
         std::ranges::find_if(program_, [&](const auto& step) { return step.again || both_.op(step.op).forward >= 0; }) -
         program_.begin());
+    weights_begin_ = program_.size();
+    while (weights_begin_ > backward_begins_ && !program_[weights_begin_ - 1].again &&
+           makes_weight_gradients(both_, both_.op(program_[weights_begin_ - 1].op)))
+      --weights_begin_;
     into_.resize(both_.ops.size());
     for (std::size_t i = 0; i < links_.size(); ++i) {
       if (!links_[i].is_update) into_[static_cast<std::size_t>(links_[i].consumer)].push_back(i);
@@ -107,10 +112,16 @@ class Executor::Impl {
     for (std::size_t position = 0; position < backward_begins_; ++position) run(state, position);
   }
 
-  void backward(int micro) {
+  void backward_input(int micro) {
     const c10::NoGradGuard no_gradients;
     Micro& state = micros_.at(micro);
-    for (std::size_t position = backward_begins_; position < program_.size(); ++position) run(state, position);
+    for (std::size_t position = backward_begins_; position < weights_begin_; ++position) run(state, position);
+  }
+
+  void backward_weight(int micro) {
+    const c10::NoGradGuard no_gradients;
+    Micro& state = micros_.at(micro);
+    for (std::size_t position = weights_begin_; position < program_.size(); ++position) run(state, position);
     for (const pg::Link& link : links_) {
       if (!link.is_update) continue;
       at::Tensor& value = state.values[static_cast<std::size_t>(link.tensor)];
@@ -165,7 +176,8 @@ class Executor::Impl {
 
   StepResult step(const Values& start) {
     forward(0, start);
-    backward(0);
+    backward_input(0);
+    backward_weight(0);
     return update();
   }
 
@@ -562,6 +574,7 @@ class Executor::Impl {
   std::vector<pg::ProgramStep> program_;
   std::vector<Over> over_;           // [step of the program]
   std::size_t backward_begins_ = 0;  // in the program
+  std::size_t weights_begin_ = 0;    // and what of backward only makes gradients of weights
   std::vector<int> losses_;
   std::unique_ptr<Transfers> transfers_;
 
@@ -590,7 +603,12 @@ const pg::Lowering& Executor::lowering() const { return impl_->lowering(); }
 void Executor::load(const Values& start) { impl_->load(start); }
 StepResult Executor::step(const Values& start) { return impl_->step(start); }
 void Executor::forward(int micro, const Values& inputs) { impl_->forward(micro, inputs); }
-void Executor::backward(int micro) { impl_->backward(micro); }
+void Executor::backward(int micro) {
+  impl_->backward_input(micro);
+  impl_->backward_weight(micro);
+}
+void Executor::backward_input(int micro) { impl_->backward_input(micro); }
+void Executor::backward_weight(int micro) { impl_->backward_weight(micro); }
 StepResult Executor::update() { return impl_->update(); }
 const RunningStatistics& Executor::statistics() const { return impl_->statistics(); }
 bool Executor::holds(int tensor) const { return impl_->holds(tensor); }

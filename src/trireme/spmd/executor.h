@@ -73,6 +73,10 @@ class Executor {
   /// Of one micro-batch, whose inputs must stay until its backward.
   void forward(int micro, const Values& inputs);
   void backward(int micro);
+  /// The same in two parts, where gradients of weights stand last in the graph (splits_backward() of a plan): what
+  /// other stages wait for, and the rest at any later time.
+  void backward_input(int micro);
+  void backward_weight(int micro);
   /// After every micro-batch of a step: the mean of their gradients and losses.
   StepResult update();
 

@@ -62,6 +62,10 @@ class PipelineExecutor::Impl : public Neighbours {
         executor_->forward(one.micro, inputs[static_cast<std::size_t>(one.micro)]);
       } else if (one.op == schedule::Op::kBackward) {
         executor_->backward(one.micro);
+      } else if (one.op == schedule::Op::kBackwardInput) {
+        executor_->backward_input(one.micro);
+      } else if (one.op == schedule::Op::kBackwardWeight) {
+        executor_->backward_weight(one.micro);
       }
     }
     StepResult result = executor_->update();

@@ -4,6 +4,8 @@
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include <cmath>
+
 #include "trireme/base/error.h"
 #include "trireme/plan/graph/staged.h"
 #include "trireme/spmd/ops/kernel.h"
@@ -102,10 +104,10 @@ class ReferenceRun {
       case pg::OpKind::kLstmCell:
         return lstm(op);
       case pg::OpKind::kAttention:
-        value(op.outputs[0]) =
-            at::scaled_dot_product_attention(value(op.inputs[0]).transpose(1, 2), value(op.inputs[1]).transpose(1, 2),
-                                             value(op.inputs[2]).transpose(1, 2), {}, 0, op.function == "causal")
-                .transpose(1, 2);
+        value(op.outputs[0]) = attended(op);
+        return;
+      case pg::OpKind::kRotary:
+        value(op.outputs[0]) = turned(op);
         return;
       case pg::OpKind::kRouter:
         return router(op);
@@ -206,6 +208,37 @@ class ReferenceRun {
     return text;
   }
 
+  /// By the library, keys and values repeated for the queries of a group.
+  at::Tensor attended(const pg::Op& op) {
+    const at::Tensor& x = value(op.inputs[0]);
+    at::Tensor q = x, k = value(op.inputs[1]), v = value(op.inputs[2]);
+    if (x.dim() == 5) {
+      q = x.flatten(2, 3);
+      k = k.repeat_interleave(x.size(3), 2);
+      v = v.repeat_interleave(x.size(3), 2);
+    }
+    c10::optional<at::Tensor> bias;
+    if (op.reach > 0) {
+      const at::Tensor seen = at::ones({q.size(1), k.size(1)}, at::kBool).tril().triu(1 - op.reach);
+      bias = at::zeros(seen.sizes(), q.options()).masked_fill(seen.logical_not(), -INFINITY);
+    }
+    return at::scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), bias, 0,
+                                            op.function == "causal" && !bias)
+        .transpose(1, 2)
+        .reshape(x.sizes());
+  }
+
+  /// Pairs as complex numbers, times e^(i angle).
+  at::Tensor turned(const pg::Op& op) {
+    const at::Tensor x = value(op.inputs[0]).movedim(position(dims(op.inputs[0]), op.dims[0]), -2);
+    const Index half = x.size(-1) / 2;
+    const at::Tensor rates = at::exp(at::arange(half, at::kDouble) * (-std::log(op.base) / static_cast<double>(half)));
+    const at::Tensor angles = at::outer(at::arange(x.size(-2), at::kDouble), rates).to(x.scalar_type());
+    const at::Tensor pairs = at::complex(x.narrow(-1, 0, half).contiguous(), x.narrow(-1, half, half).contiguous()) *
+                             at::polar(at::ones_like(angles), angles);
+    return at::cat({at::real(pairs), at::imag(pairs)}, -1).movedim(-2, position(dims(op.inputs[0]), op.dims[0]));
+  }
+
   at::Tensor pooled(const pg::Op& op) {
     const auto kernel = member_of_windows(op, &pg::Window::kernel), stride = member_of_windows(op, &pg::Window::stride),
                padding = member_of_windows(op, &pg::Window::padding);
@@ -221,6 +254,11 @@ class ReferenceRun {
     if (library_norms_ && is_batch_norm(op)) {
       value(op.outputs[0]) =
           at::batch_norm(x, value(op.inputs[1]), value(op.inputs[2]), {}, {}, true, 0.1, kNormEps, false);
+      return;
+    }
+    if (op.function == "rms") {
+      const at::Tensor root = (x.square().mean(axes, true) + kNormEps).sqrt();
+      value(op.outputs[0]) = x / root * aligned(value(op.inputs[1]), dims(op.inputs[1]), dims(op.inputs[0]));
       return;
     }
     at::Tensor mean, variance;
@@ -246,6 +284,7 @@ class ReferenceRun {
     x = x.expand(whole);
     if (op.function == "relu") return at::relu(x);
     if (op.function == "gelu") return at::gelu(x);
+    if (op.function == "silu") return x * at::sigmoid(x);
     if (op.function == "tanh") return at::tanh(x);
     if (op.function == "sigmoid") return at::sigmoid(x);
     if (op.function == "dropout" && running_) return x;

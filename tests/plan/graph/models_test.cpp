@@ -7,6 +7,7 @@
 #include "trireme/base/data_files.h"
 #include "trireme/base/error.h"
 #include "trireme/plan/graph/count.h"
+#include "trireme/plan/graph/text.h"
 #include "trireme/spec/recipe.h"
 
 namespace trireme::plan::graph {
@@ -83,17 +84,45 @@ TEST(Models, OfARecipeHaveItsParametersAndAreTheBuiltInOnes) {
   spec::ModelShape narrow = spec::family_shape(spec::Family::kGpt2);
   narrow.head_dim = 32, narrow.ffn_size = 1000, narrow.num_layers = 2;
   EXPECT_EQ(count(graph_of_family("narrow", narrow, 2)).parameters, count_parameters(narrow).total());
-  const auto refusal = [](const char* name) -> std::string {
+}
+
+TEST(Models, OfOtherFamiliesHaveTheirParametersToo) {
+  for (const char* name :
+       {"llama3-8b", "llama3-70b", "mistral-7b", "qwen2.5-0.5b", "qwen3-0.6b", "gpt3-125m", "bert-large"}) {
+    const spec::Recipe recipe = spec::load_recipe({.file = find_data_file("models", name).string()}).value;
+    const Graph graph = import_recipe(find_data_file("models", name).string(), 2);
+    EXPECT_EQ(count(graph).parameters, count_parameters(*spec::shape_of(recipe.model)).total()) << name;
+    EXPECT_EQ(parse_graph(to_text(graph), "text"), graph) << name;
+  }
+  // As the papers have them.
+  EXPECT_EQ(count(open_graph("llama3-8b", 1)).parameters, 8'030'261'248);
+  EXPECT_EQ(count(open_graph("mistral-7b", 1)).parameters, 7'241'732'096);
+  // GEMMs are those that the trainer counts: all but the positions' and the masked part of scores.
+  const spec::ModelShape llama = spec::family_shape(spec::Family::kLlama);
+  const double counted = count(open_graph("llama3-8b", 1)).matmul_flops;
+  const spec::FlopCount flops = count_flops(llama, llama.max_seq_len);
+  EXPECT_NEAR(counted, flops.projections + flops.head, 1e-9 * counted);
+}
+
+TEST(Models, OfFamiliesThatGraphsHaveNoOperatorsForAreRefusedByName) {
+  const auto refusal = [](const spec::ModelShape& shape) -> std::string {
     try {
-      open_graph(name);
+      graph_of_family("net", shape, 2);
     } catch (const ConfigError& error) {
       return error.message();
     }
     return "";
   };
-  EXPECT_THAT(refusal("llama3-8b"), HasSubstr("graphs have no RMS norms"));
-  EXPECT_THAT(refusal("llama3-8b"), HasSubstr("grouped queries"));
-  EXPECT_THAT(refusal("gpt3-125m"), HasSubstr("graphs have no windows of attention"));
+  EXPECT_THAT(refusal(spec::family_shape(spec::Family::kTransformer)), HasSubstr("no encoders beside decoders"));
+  EXPECT_THAT(refusal(spec::family_shape(spec::Family::kT5)), HasSubstr("no encoders beside decoders"));
+  EXPECT_THAT(refusal(spec::family_shape(spec::Family::kDeepseekV3)), HasSubstr("latent attention"));
+  spec::ModelShape llama = spec::family_shape(spec::Family::kLlama);
+  EXPECT_EQ(refusal(llama), "");
+  llama.rotary.scaling = spec::RotaryScaling::kLlama3;
+  EXPECT_THAT(refusal(llama), HasSubstr("rotary positions that are scaled"));
+  llama.rotary.scaling = spec::RotaryScaling::kNone;
+  llama.mup_base_hidden_size = 256;
+  EXPECT_THAT(refusal(llama), HasSubstr("factors of muP"));
 }
 
 TEST(Models, AnUnknownNameIsAnsweredWithTheNearest) {

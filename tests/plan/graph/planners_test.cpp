@@ -316,11 +316,11 @@ TEST(Rannc, BlocksOfEveryModelAreConvexAndFew) {
 TEST(Rannc, StagesEqualBruteForce) {
   Draws draws(7);
   for (int round = 0; round < 200; ++round) {
-    RanncProblem problem{.blocks = 1 + draws.below(6), .devices = 1 + draws.below(4), .cost = {}};
-    std::vector<double> numbers(7 * 7 * 5 * 2);
+    RanncProblem problem{.blocks = 1 + draws.below(10), .devices = 1 + draws.below(5), .cost = {}};
+    std::vector<double> numbers(11 * 11 * 6 * 2);
     for (double& number : numbers) number = draws.uniform();
     problem.cost = [&](int begin, int end, int devices) -> std::optional<RanncStageCost> {
-      const auto at = static_cast<std::size_t>(((begin * 7 + end) * 5 + devices) * 2);
+      const auto at = static_cast<std::size_t>(((begin * 11 + end) * 6 + devices) * 2);
       if (numbers[at] > 0.97) return std::nullopt;
       return RanncStageCost{(end - begin + numbers[at]) / devices, (end - begin + numbers[at + 1]) / devices};
     };
@@ -380,6 +380,73 @@ TEST(Galvatron, LayersEqualBruteForceAndLessMemoryIsNeverFaster) {
       }
       before = found->seconds;
     }
+  }
+}
+
+/// Equal layers: with memory for all the fastest strategy is taken everywhere; with less, layers go to strategies that
+/// hold less (shards, tensor parallelism, recomputation), never back.
+TEST(Galvatron, AShrinkingBudgetOnlyMovesLayersTowardsWhatHoldsLess) {
+  const std::vector<LayerStrategy> all = layer_strategies({.devices = 8, .sequence_parallel = false});
+  GalvatronProblem problem{.layers = 6, .strategies = {}, .cost = {}, .transformation = {}, .unit_bytes = 0.125};
+  for (const LayerStrategy& one : all) {
+    if (one.pp == 1) problem.strategies.push_back(one);
+  }
+  problem.cost = [&](int, int s) {
+    const LayerStrategy& one = problem.strategies[static_cast<std::size_t>(s)];
+    const double seconds = 1 + 0.1 * one.tp + (one.sharded ? 0.3 : 0) + (one.recompute ? 0.35 : 0);
+    const double states = 8.0 / one.tp / (one.sharded ? one.dp : 1), activations = one.recompute ? 0.5 : 4;
+    return LayerCost{seconds, states + activations};
+  };
+  problem.transformation = [](int, int from, int to) { return from == to ? 0 : 0.01; };
+  problem.memory_bytes = 1e6;
+  problem.unit_bytes = 1e4;
+  const auto free = galvatron_layers(problem);
+  ASSERT_TRUE(free);
+  int fastest = 0;
+  for (int s = 1; s < static_cast<int>(problem.strategies.size()); ++s) {
+    if (problem.cost(0, s).seconds < problem.cost(0, fastest).seconds) fastest = s;
+  }
+  EXPECT_THAT(free->strategies, ::testing::Each(fastest)) << to_text(problem.strategies[std::size_t(fastest)]);
+  problem.unit_bytes = 0.125;
+  double seconds = 0, bytes = 1e9;
+  int changed = 0;
+  for (double budget = 73; budget > 0; budget -= 4) {
+    problem.memory_bytes = budget;
+    const auto plan = galvatron_layers(problem);
+    if (!plan) break;
+    EXPECT_LE(plan->bytes, budget);
+    EXPECT_GE(plan->seconds, seconds - 1e-12) << "less memory is never faster";
+    EXPECT_LE(plan->bytes, bytes + 1e-12) << "nor does it hold more";
+    const auto others = std::ranges::count_if(plan->strategies, [&](int s) { return s != fastest; });
+    EXPECT_GE(others, changed) << "a layer went back";
+    changed = static_cast<int>(others), seconds = plan->seconds, bytes = plan->bytes;
+  }
+  EXPECT_EQ(changed, 6);
+}
+
+/// What fits is within the device's memory, RaNNC's with its margin, and less memory never makes a faster plan.
+TEST(Pipelines, NeverHoldMoreThanTheDevice) {
+  const Graph both = with_backward(gpt(
+      "gpt", {.batch = 32, .seq_len = 128, .layers = 6, .hidden = 256, .heads = 8, .vocab = 512, .positions = 128}));
+  const Pricing pricing(p100_nodes(), factored_mesh(4));
+  for (const char* method : {"alpa", "rannc", "galvatron", "alpa-intra"}) {
+    int fitted = 0, refused = 0;
+    double before = 0;
+    for (double limit = 2e9; limit > 1e6; limit /= 1.5) {
+      const Found found = *search(method, both, pricing, {.memory_bytes = limit, .seconds = 5});
+      if (!found.fits) {
+        ++refused;
+        EXPECT_THAT(found.note, HasSubstr("nothing")) << method << " in " << limit;
+        continue;
+      }
+      EXPECT_EQ(refused, 0) << method << " fits into " << limit << " and not into more";
+      ++fitted;
+      EXPECT_LE(found.cost.memory_bytes, limit * (std::string_view(method) == "rannc" ? 0.9 : 1)) << method;
+      EXPECT_GE(found.cost.seconds, before * (1 - 1e-9)) << method << " in " << limit;
+      before = found.cost.seconds;
+    }
+    EXPECT_GT(fitted, 1) << method;
+    EXPECT_GT(refused, 1) << method;
   }
 }
 

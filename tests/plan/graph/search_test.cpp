@@ -11,6 +11,8 @@
 #include "trireme/base/random.h"
 #include "trireme/plan/graph/backward.h"
 #include "trireme/plan/graph/models.h"
+#include "trireme/plan/graph/search/highs.h"
+#include "trireme/plan/graph/search/liveness.h"
 
 namespace trireme::plan::graph {
 namespace {
@@ -109,6 +111,161 @@ TEST(LimitedSearch, EqualsBruteForceUnderMemoryLimitsAndProvesIt) {
   }
   EXPECT_GT(bound_by_memory, 25);
   EXPECT_GT(impossible, 2);
+}
+
+/// Memory of a second and a third operator.
+void add_rows(Dice& dice, SearchProblem& problem) {
+  for (int row = 0; row < 2; ++row) {
+    problem.rows.push_back(problem.memory);
+    for (auto& node : problem.rows.back()) {
+      for (double& bytes : node) bytes = 1 + 9 * dice.uniform();
+    }
+  }
+}
+
+/// The cheapest that fits, by looking at all; infinite where none does.
+double best_that_fits(const SearchProblem& problem, double limit) {
+  double best = std::numeric_limits<double>::infinity();
+  Assignment tried(problem.cost.size(), 0);
+  for (bool more = true; more;) {
+    if (memory_of(problem, tried) <= limit) best = std::min(best, cost_of(problem, tried));
+    std::size_t i = tried.size();
+    while (i > 0 && ++tried[i - 1] == static_cast<int>(problem.cost[i - 1].size())) tried[--i] = 0;
+    more = i > 0;
+  }
+  return best;
+}
+
+double drawn_limit(Dice& dice, const SearchProblem& problem) {
+  double least = 0, most = 0;
+  for (const auto& memory : problem.memory) {
+    least += *std::ranges::min_element(memory);
+    most += *std::ranges::max_element(memory);
+  }
+  return least + (most - least) * (1.2 * dice.uniform() - 0.1);
+}
+
+TEST(LimitedSearch, EqualsBruteForceUnderSeveralRowsOfMemory) {
+  Dice dice(12);
+  int bound_by_memory = 0, impossible = 0;
+  for (int round = 0; round < 150; ++round) {
+    SearchProblem problem = random_problem(dice);
+    add_rows(dice, problem);
+    const double limit = drawn_limit(dice, problem), best = best_that_fits(problem, limit);
+    const Limited found =
+        solve_limited(problem, {.memory_bytes = limit, .enumerate_below = round % 2 == 0 ? 10.0 : 1e5});
+    ASSERT_TRUE(found.proven) << round;
+    ASSERT_EQ(found.assignment.has_value(), std::isfinite(best)) << round;
+    impossible += found.assignment ? 0 : 1;
+    if (!found.assignment) continue;
+    ASSERT_NEAR(found.cost, best, 1e-8 * std::max(1.0, best)) << round;
+    ASSERT_LE(memory_of(problem, *found.assignment), limit);
+    bound_by_memory += best > eliminate(problem).cost + 1e-9;
+  }
+  EXPECT_GT(bound_by_memory, 25);
+  EXPECT_GT(impossible, 10);
+}
+
+TEST(Highs, SolvesTheIntegerProgramAsBranchingAndBruteForceDo) {
+  if (!highs_library()) GTEST_SKIP() << "HiGHS is not there: scripts/setup --highs";
+  Dice dice(13);
+  int bound_by_memory = 0, impossible = 0;
+  for (int round = 0; round < 100; ++round) {
+    SearchProblem problem = random_problem(dice);
+    if (round % 2 == 0) add_rows(dice, problem);
+    // Seconds of a step: the solver's tolerances are absolute.
+    for (auto& node : problem.cost) {
+      for (double& cost : node) cost *= 1e-6;
+    }
+    for (PairCost& pair : problem.pairs) {
+      for (double& cost : pair.cost) cost *= 1e-6;
+    }
+    const double limit = drawn_limit(dice, problem), best = best_that_fits(problem, limit);
+    const Limited found = *solve_by_highs(problem, {.memory_bytes = limit});
+    ASSERT_TRUE(found.proven) << round;
+    ASSERT_EQ(found.assignment.has_value(), std::isfinite(best)) << round;
+    impossible += found.assignment ? 0 : 1;
+    if (!found.assignment) continue;
+    ASSERT_NEAR(found.cost, best, 1e-6 * best) << round;
+    ASSERT_LE(found.bound, best * (1 + 1e-6)) << round;
+    ASSERT_LE(memory_of(problem, *found.assignment), limit);
+    bound_by_memory += best > eliminate(problem).cost * (1 + 1e-6);
+  }
+  EXPECT_GT(bound_by_memory, 15);
+  EXPECT_GT(impossible, 2);
+}
+
+TEST(LivenessRows, TheLargestOfAnAssignmentIsTheMemoryOfItsLowering) {
+  const layout::Mesh mesh = layout::parse_mesh("a=2 b=2");
+  const Pricing pricing(p100_nodes(), mesh);
+  const Graph graphs[] = {
+      with_backward(alexnet({.batch = 32, .size = 96, .classes = 16, .width = 8})),
+      with_backward(resnet(14, 1, {.batch = 8, .size = 64, .classes = 8, .width = 8})),
+      with_backward(lstm_language_model({.batch = 8, .steps = 3, .hidden = 16, .vocab = 32})),
+      with_backward(gpt(
+          "gpt", {.batch = 4, .seq_len = 16, .layers = 2, .hidden = 16, .heads = 4, .vocab = 32, .positions = 16}))};
+  Dice dice(14);
+  for (const Graph& both : graphs) {
+    const GraphProblem problem = make_problem(both, pricing, {.canonical = false, .reduced = true});
+    const LivenessRows live(both, problem.nodes, problem.choices, mesh);
+    for (int round = 0; round < 20; ++round) {
+      Assignment assignment;
+      for (const auto& choices : problem.choices) assignment.push_back(dice.below(static_cast<int>(choices.size())));
+      const StrategyCost cost = price(both, lower(both, problem.strategy_of(both, assignment)), pricing);
+      const auto [op, bytes] = live.peak(assignment);
+      ASSERT_NEAR(bytes, cost.memory_bytes, 1e-9 * bytes) << both.name;
+      ASSERT_NEAR(memory_of(live.row(op), assignment), bytes, 1e-9 * bytes) << both.name;
+    }
+  }
+}
+
+/// A device that holds just what some strategy needs: the search finds one that fits wherever another method has one.
+TEST(AlpaIntra, UnderAMemoryLimitIsAtLeastAsFastAsWhateverElseFits) {
+  const Graph graphs[] = {
+      with_backward(vgg(16, {.batch = 8, .size = 64, .classes = 64, .width = 4})),
+      with_backward(gpt(
+          "gpt", {.batch = 8, .seq_len = 32, .layers = 2, .hidden = 128, .heads = 4, .vocab = 512, .positions = 32}))};
+  const Pricing pricing(p100_nodes(), factored_mesh(4));
+  for (const Graph& both : graphs) {
+    const StrategyCost data = search("data-parallel", both, pricing, {})->cost;
+    const Found free = *search("alpa-intra", both, pricing, {.memory_bytes = 1e15});
+    const Found tofu = *search("tofu", both, pricing, {});
+    std::vector<double> limits{data.memory_bytes, tofu.cost.memory_bytes, free.cost.memory_bytes * 0.9};
+    double before = 0;
+    std::ranges::sort(limits, std::greater());
+    for (const double limit : limits) {
+      const Found found = *search("alpa-intra", both, pricing, {.memory_bytes = limit, .seconds = 20});
+      EXPECT_TRUE(found.fits) << both.name << " in " << limit << ": " << found.note;
+      EXPECT_THAT(found.note, HasSubstr("proven")) << both.name << " in " << limit;
+      EXPECT_GE(found.cost.seconds, before * (1 - 1e-9)) << "less memory is never faster";
+      before = found.cost.seconds;
+      for (const Found* other : {&tofu, &free}) {
+        if (other->cost.memory_bytes <= limit) {
+          EXPECT_LE(found.cost.seconds, other->cost.seconds * (1 + 1e-9)) << both.name << " in " << limit;
+        }
+      }
+    }
+    EXPECT_THAT(search("alpa-intra", both, pricing, {.memory_bytes = 1000})->note, HasSubstr("nothing fits"));
+  }
+}
+
+/// Each operator's reason is of the split that the strategy has, and of an optimum none is a saving.
+TEST(Explain, IsOfTheStrategyThatWasFound) {
+  const Graph both = with_backward(vgg(16, {.batch = 32, .size = 64, .classes = 1000}));
+  const Pricing pricing(p100_nodes(), factored_mesh(4));
+  for (const char* method : {"alpa-intra", "tofu", "optcnn", "one-weird-trick"}) {
+    const Found found = *search(method, both, pricing, {.memory_bytes = 1e15});
+    bool any_sum = false;
+    for (const Reason& reason : explain(both, pricing, found.strategy)) {
+      const Split& split = found.strategy.splits[static_cast<std::size_t>(reason.op)];
+      EXPECT_EQ(reason.split, to_text(both, pricing.mesh(), split)) << method << " at " << both.op(reason.op).name;
+      any_sum = any_sum || reason.split.find("features") != std::string::npos;
+      if (std::string_view(method) == "alpa-intra") {
+        EXPECT_GE(reason.more, -1e-12) << both.op(reason.op).name << ": " << reason.other;
+      }
+    }
+    EXPECT_TRUE(any_sum || std::string_view(method) != "alpa-intra") << "fc6 is split by what it sums over";
+  }
 }
 
 TEST(LimitedSearch, AtItsTimeLimitReturnsWhatItHasAndAGap) {

@@ -135,7 +135,7 @@ class Derivation {
   static std::vector<int> saved_by(const Op& op) {
     switch (op.kind) {
       case OpKind::kElementwise:
-        if (op.function == "multiply" || op.function == "gelu") return op.inputs;
+        if (op.function == "multiply" || op.function == "gelu" || op.function == "silu") return op.inputs;
         if (op.function == "relu" || op.function == "tanh" || op.function == "sigmoid") return op.outputs;
         return {};  // dropout draws its mask again
       case OpKind::kPooling:
@@ -204,6 +204,13 @@ Graph without_backward(const Graph& both) {
   std::erase_if(forward.ops, [](const Op& op) { return op.forward >= 0; });
   std::erase_if(forward.tensors, [](const Tensor& tensor) { return tensor.grad_of >= 0; });
   return forward;
+}
+
+bool makes_weight_gradients(const Graph& both, const Op& op) {
+  return op.forward >= 0 && std::ranges::all_of(op.outputs, [&](int output) {
+           const int of = both.tensor(output).grad_of;
+           return of >= 0 && both.tensor(of).role == Role::kParameter;
+         });
 }
 
 int gradient_of(const Graph& graph, int tensor) {

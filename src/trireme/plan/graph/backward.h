@@ -16,6 +16,10 @@ Graph with_backward(const Graph& forward);
 /// The forward graph that a graph with gradient operators was derived from.
 Graph without_backward(const Graph& both);
 
+/// Whether an operator makes nothing but gradients of parameters, their sums included: nothing of the backward pass
+/// waits for it (the weight gradients of zero-bubble schedules).
+bool makes_weight_gradients(const Graph& both, const Op& op);
+
 /// The finished gradient of a tensor, in a graph that has them; -1 where nothing trains it.
 int gradient_of(const Graph& graph, int tensor);
 

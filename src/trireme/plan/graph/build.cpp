@@ -174,6 +174,30 @@ int Builder::layer_norm(const std::string& name, int x) {
   return y;
 }
 
+int Builder::rms_norm(const std::string& name, int x) {
+  const std::vector<int> dims = dims_of(x);
+  const int scale = parameter(name + ".weight", {dims.back()}), y = output(name + ".out", dims);
+  graph_.ops.push_back({.name = name,
+                        .kind = OpKind::kNorm,
+                        .inputs = {x, scale},
+                        .outputs = {y},
+                        .function = "rms",
+                        .dims = {dims.back()}});
+  return y;
+}
+
+int Builder::rotary(const std::string& name, int x, int positions, double base) {
+  const std::vector<int> dims = dims_of(x);
+  const int y = output(name + ".out", dims);
+  graph_.ops.push_back({.name = name,
+                        .kind = OpKind::kRotary,
+                        .inputs = {x},
+                        .outputs = {y},
+                        .dims = {positions, dims.back()},
+                        .base = base});
+  return y;
+}
+
 int Builder::elementwise(const std::string& name, const std::string& function, std::vector<int> inputs) {
   const int y = output(name + ".out", dims_of(inputs[0]));
   graph_.ops.push_back(
@@ -187,10 +211,14 @@ int Builder::gather(const std::string& name, int table, int ids) {
   return y;
 }
 
-int Builder::attention(const std::string& name, int q, int k, int v, const std::string& function) {
+int Builder::attention(const std::string& name, int q, int k, int v, const std::string& function, Index reach) {
   const int y = output(name + ".out", dims_of(q));
-  graph_.ops.push_back(
-      {.name = name, .kind = OpKind::kAttention, .inputs = {q, k, v}, .outputs = {y}, .function = function});
+  graph_.ops.push_back({.name = name,
+                        .kind = OpKind::kAttention,
+                        .inputs = {q, k, v},
+                        .outputs = {y},
+                        .function = function,
+                        .reach = reach});
   return y;
 }
 

@@ -65,9 +65,13 @@ class Builder {
   int global_average(const std::string& name, int x);
   int batch_norm(const std::string& name, int x);
   int layer_norm(const std::string& name, int x);
+  /// Over the last dimension: no mean is subtracted, and there is no shift.
+  int rms_norm(const std::string& name, int x);
+  /// Turns pairs of the last dimension by their place along `positions`.
+  int rotary(const std::string& name, int x, int positions, double base);
   int elementwise(const std::string& name, const std::string& function, std::vector<int> inputs);
   int gather(const std::string& name, int table, int ids);
-  int attention(const std::string& name, int q, int k, int v, const std::string& function);
+  int attention(const std::string& name, int q, int k, int v, const std::string& function, Index reach = 0);
   LstmWeights lstm_weights(const std::string& name, int in, int hidden);
   LstmState lstm(const std::string& name, int x, LstmState state, const LstmWeights& weights);
   int router(const std::string& name, int logits, int slots, const std::string& function);

@@ -133,6 +133,10 @@ class GraphCheck {
       return say("operator {}: only convolutions have the part {}", op.name, name_of(op.part));
     if (op.bias && op.kind != OpKind::kEinsum && op.kind != OpKind::kConvolution)
       return say("operator {}: {} has no bias", op.name, name_of(op.kind));
+    if (op.base != 0 && op.kind != OpKind::kRotary)
+      return say("operator {}: {} has no base", op.name, name_of(op.kind));
+    if (op.reach != 0 && op.kind != OpKind::kAttention)
+      return say("operator {}: {} has no reach", op.name, name_of(op.kind));
     check_kind(op);
   }
 
@@ -149,7 +153,7 @@ class GraphCheck {
       case OpKind::kPooling:
         return check_windows(op);
       case OpKind::kNorm:
-        if (!has_operands(op, 3, 3, 1)) return;
+        if (!has_operands(op, op.function == "rms" ? 2 : 3, op.function == "rms" ? 2 : 3, 1)) return;
         for (const int input : op.inputs) is_within(op, input, op.outputs[0]);
         is_within(op, op.outputs[0], op.inputs[0]);
         return check_dims(op, op.inputs[0]);
@@ -159,15 +163,9 @@ class GraphCheck {
       case OpKind::kLstmCell:
         return check_lstm(op);
       case OpKind::kAttention:
-        if (!has_operands(op, 3, 3, 1) || !has_rank(op, op.outputs[0], 4)) return;
-        for (const int input : op.inputs) {
-          if (!has_rank(op, input, 4)) return;
-        }
-        if (graph_.tensor(op.inputs[0]).dims != graph_.tensor(op.outputs[0]).dims)
-          say("operator {}: queries and output differ in their dimensions", op.name);
-        if (graph_.tensor(op.inputs[1]).dims != graph_.tensor(op.inputs[2]).dims)
-          say("operator {}: keys and values differ in their dimensions", op.name);
-        return;
+        return check_attention(op);
+      case OpKind::kRotary:
+        return check_rotary(op);
       case OpKind::kRouter:
         if (has_operands(op, 1, 1, 1) && has_rank(op, op.inputs[0], 3)) is_within(op, op.inputs[0], op.outputs[0]);
         return;
@@ -181,6 +179,34 @@ class GraphCheck {
       case OpKind::kReshape:
         return check_reshape(op);
     }
+  }
+
+  void check_attention(const Op& op) {
+    if (!has_operands(op, 3, 3, 1)) return;
+    const auto &queries = graph_.tensor(op.inputs[0]).dims, &keys = graph_.tensor(op.inputs[1]).dims;
+    if (queries.size() != 5 && !has_rank(op, op.inputs[0], 4)) return;
+    if (!has_rank(op, op.inputs[1], 4) || !has_rank(op, op.inputs[2], 4)) return;
+    if (queries != graph_.tensor(op.outputs[0]).dims)
+      return say("operator {}: queries and output differ in their dimensions", op.name);
+    if (keys != graph_.tensor(op.inputs[2]).dims)
+      return say("operator {}: keys and values differ in their dimensions", op.name);
+    if (keys[0] != queries[0] || keys[2] != queries[2] || graph_.size(keys[3]) != graph_.size(queries.back()))
+      return say("operator {}: queries and keys differ in their samples, heads or units", op.name);
+    if (op.reach < 0 || (op.reach > 0 && op.function != "causal"))
+      say("operator {}: reach is a number of keys, of causal attention", op.name);
+  }
+
+  void check_rotary(const Op& op) {
+    if (!has_operands(op, 1, 1, 1)) return;
+    const auto& dims = graph_.tensor(op.inputs[0]).dims;
+    if (dims != graph_.tensor(op.outputs[0]).dims)
+      return say("operator {}: input and output differ in their dimensions", op.name);
+    if (op.dims.size() != 2 || !contains(op.inputs[0], op.dims[0]) || dims.back() != op.dims[1] ||
+        op.dims[0] == op.dims[1])
+      return say("operator {}: dims names the positions and then the last dimension, which is turned", op.name);
+    if (graph_.size(op.dims[1]) % 2 != 0)
+      return say("operator {}: {} numbers are not pairs", op.name, graph_.size(op.dims[1]));
+    if (!(op.base > 1) || op.base > 1e15) say("operator {}: base {} is no number above 1", op.name, op.base);
   }
 
   void check_dims(const Op& op, int tensor) {

@@ -26,6 +26,15 @@ double local_points(const Graph& graph, const IterationSpace& space, std::span<c
   return points;
 }
 
+/// Of all pairs of a query and a key those that count.
+double share_of_scores(const Graph& graph, const Op& op) {
+  if (op.function != "causal") return 1;
+  const Op& forward = op.forward >= 0 ? graph.op(op.forward) : op;
+  const auto keys = static_cast<double>(graph.size(graph.tensor(forward.inputs[1]).dims[1])),
+             reach = static_cast<double>(forward.reach);
+  return reach > 0 && reach < keys ? reach * (keys - (reach - 1) / 2) / (keys * keys) : 0.5;
+}
+
 bool is_alias(const Op& op) {
   return op.kind == OpKind::kReshape ||
          (op.kind == OpKind::kElementwise && op.function == "add" && op.part == Part::kBackward);
@@ -69,8 +78,7 @@ Work work_of(const Graph& graph, const Op& op, const IterationSpace& space, std:
     }
     case OpKind::kAttention: {
       // Two GEMMs, of which causal attention computes half the tiles; backward computes scores again: five.
-      const double causal = op.function == "causal" ? 0.5 : 1;
-      work.flops = (op.part == Part::kBackward ? 10 : 4) * causal * points;
+      work.flops = (op.part == Part::kBackward ? 10 : 4) * share_of_scores(graph, op) * points;
       work.unit = Unit::kAttention;
       break;
     }
@@ -114,7 +122,7 @@ GraphCount count(const Graph& graph) {
   return result;
 }
 
-std::vector<double> live_bytes(const Graph& graph, const std::function<double(int tensor)>& bytes) {
+std::vector<Lifetime> memory_lifetimes(const Graph& graph) {
   const Uses uses = uses_of(graph);
   const std::size_t ops = graph.ops.size(), tensors = graph.tensors.size();
   // What a reshape gives out is the memory of its input, which lives as long as both.
@@ -137,15 +145,22 @@ std::vector<double> live_bytes(const Graph& graph, const std::function<double(in
     first[owner] = std::min(first[owner], made);
     last[owner] = std::max(last[owner], read);
   }
-  std::vector<double> change(ops + 1, 0), live(ops, 0);
+  std::vector<Lifetime> lifetimes;
   for (std::size_t i = 0; i < tensors; ++i) {
-    if (memory[i] != static_cast<int>(i) || first[i] >= ops) continue;
-    const double size = bytes(static_cast<int>(i));
-    change[first[i]] += size;
-    change[last[i] + 1] -= size;
+    if (memory[i] == static_cast<int>(i) && first[i] < ops) lifetimes.push_back({memory[i], first[i], last[i]});
+  }
+  return lifetimes;
+}
+
+std::vector<double> live_bytes(const Graph& graph, const std::function<double(int tensor)>& bytes) {
+  std::vector<double> change(graph.ops.size() + 1, 0), live(graph.ops.size(), 0);
+  for (const Lifetime& held : memory_lifetimes(graph)) {
+    const double size = bytes(held.tensor);
+    change[held.first] += size;
+    change[held.last + 1] -= size;
   }
   double sum = 0;
-  for (std::size_t i = 0; i < ops; ++i) live[i] = sum += change[i];
+  for (std::size_t i = 0; i < live.size(); ++i) live[i] = sum += change[i];
   return live;
 }
 

@@ -38,6 +38,13 @@ struct GraphCount {
 /// `graph` as built or with its backward: what is there is counted.
 GraphCount count(const Graph& graph);
 
+/// Memory that is held from one operator to another, these included; a reshape's output is its input's.
+struct Lifetime {
+  int tensor = -1;
+  std::size_t first = 0, last = 0;
+};
+std::vector<Lifetime> memory_lifetimes(const Graph& graph);
+
 /// Bytes of a device at each operator, in the order of the graph: parameters, and every tensor from where it is made to
 /// where it is read last; gradients of parameters stay. A reshape takes no memory of its own. `bytes` says how much of
 /// a tensor the device holds.

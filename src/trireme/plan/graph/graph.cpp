@@ -20,11 +20,11 @@ constexpr Named<DType> kDTypes[] = {{"fp32", DType::kFp32},
                                     {"int32", DType::kInt32},
                                     {"fp64", DType::kFp64}};
 constexpr Named<OpKind> kOpKinds[] = {
-    {"einsum", OpKind::kEinsum},    {"convolution", OpKind::kConvolution}, {"pooling", OpKind::kPooling},
-    {"norm", OpKind::kNorm},        {"elementwise", OpKind::kElementwise}, {"gather", OpKind::kGather},
-    {"lstm", OpKind::kLstmCell},    {"attention", OpKind::kAttention},     {"router", OpKind::kRouter},
-    {"loss", OpKind::kSoftmaxLoss}, {"concat", OpKind::kConcat},           {"split", OpKind::kSplit},
-    {"reshape", OpKind::kReshape},
+    {"einsum", OpKind::kEinsum}, {"convolution", OpKind::kConvolution}, {"pooling", OpKind::kPooling},
+    {"norm", OpKind::kNorm},     {"elementwise", OpKind::kElementwise}, {"gather", OpKind::kGather},
+    {"lstm", OpKind::kLstmCell}, {"attention", OpKind::kAttention},     {"rotary", OpKind::kRotary},
+    {"router", OpKind::kRouter}, {"loss", OpKind::kSoftmaxLoss},        {"concat", OpKind::kConcat},
+    {"split", OpKind::kSplit},   {"reshape", OpKind::kReshape},
 };
 constexpr Named<Part> kParts[] = {{"forward", Part::kForward},
                                   {"backward", Part::kBackward},
@@ -38,8 +38,9 @@ constexpr Named<DimKind> kDimKinds[] = {{"output", DimKind::kOutput},
 
 constexpr std::string_view kEinsumFunctions[] = {"mean"};
 constexpr std::string_view kPoolingFunctions[] = {"max", "average"};
-constexpr std::string_view kNormFunctions[] = {"batch", "layer", "local-batch"};
-constexpr std::string_view kElementwiseFunctions[] = {"add", "multiply", "relu", "gelu", "tanh", "sigmoid", "dropout"};
+constexpr std::string_view kNormFunctions[] = {"batch", "layer", "rms", "local-batch"};
+constexpr std::string_view kElementwiseFunctions[] = {"add",  "multiply", "relu",    "gelu",
+                                                      "silu", "tanh",     "sigmoid", "dropout"};
 constexpr std::string_view kAttentionFunctions[] = {"causal", "full"};
 constexpr std::string_view kRouterFunctions[] = {"top1", "top2"};
 

@@ -51,11 +51,12 @@ enum class OpKind : std::uint8_t {
   kEinsum,       ///< any sum of products over names; GEMM, reduction, transpose
   kConvolution,  ///< [n, c_in, ...] and [c_out, c_in, kernel...]; with a bias where there is a third input
   kPooling,
-  kNorm,         ///< batch or layer norm: input, scale and shift
+  kNorm,         ///< batch or layer norm: input, scale and shift; RMS norm: input and scale
   kElementwise,  ///< inputs have the output's dimensions or fewer
   kGather,       ///< rows of a table: an embedding
   kLstmCell,     ///< x, h, c, w_x, w_h, bias -> h, c
-  kAttention,    ///< q, k, v of [batch, seq, heads, head_dim]
+  kAttention,    ///< q, k, v of [batch, seq, heads, head_dim]; q may be [batch, seq, heads, group, head_dim]: grouped
+  kRotary,       ///< pairs of the last dimension rotated by position x frequency (RoPE): x and x half a size later
   kRouter,       ///< top-k gating of experts: logits [group, token, expert] -> [group, token, expert, slot]
   kSoftmaxLoss,  ///< logits and labels -> a scalar
   kConcat,
@@ -96,10 +97,13 @@ struct Op {
   std::vector<int> inputs = {}, outputs = {};  ///< tensors
   std::string function = {};                   ///< "relu", "max", "batch", "causal": what the kind leaves open
   bool bias = false;                           ///< of einsum and convolution: the last input is added
-  std::vector<int> dims = {};                  ///< norm: averaged over; loss: classes; concat, split: that of the whole
-  std::vector<Window> windows = {};            ///< convolution, pooling
-  std::vector<Regroup> regroups = {};          ///< reshape; dimensions in none stay
-  int forward = -1;                            ///< of a derived operator: the one whose gradient this is
+  /// Norm: averaged over; loss: classes; concat, split: that of the whole; rotary: positions, and what is in pairs.
+  std::vector<int> dims = {};
+  std::vector<Window> windows = {};    ///< convolution, pooling
+  std::vector<Regroup> regroups = {};  ///< reshape; dimensions in none stay
+  double base = 0;                     ///< rotary: pair i of d / 2 turns by base^(-2 i / d) a position
+  Index reach = 0;                     ///< causal attention: keys a query sees, its own included; 0: all before
+  int forward = -1;                    ///< of a derived operator: the one whose gradient this is
   bool operator==(const Op&) const = default;
 };
 

@@ -111,17 +111,29 @@ IterationSpace lstm_space(const Graph& graph, const Op& op) {
   return std::move(builder.space());
 }
 
-/// Queries and heads are split; each query needs every key.
+/// Queries and heads are split; each query needs every key. Where groups of queries share a head's keys and values, a
+/// split of the group leaves these whole, and their gradients are partial sums.
 IterationSpace attention_space(const Graph& graph, const Op& op) {
   SpaceBuilder builder(graph);
-  const Tensor& output = graph.tensor(op.outputs[0]);
-  const int batch = builder.add(output.dims[0], DimKind::kOutput),
-            query = builder.add(output.dims[1], DimKind::kOutput),
-            heads = builder.add(output.dims[2], DimKind::kOutput), units = builder.add_whole(output.dims[3]);
+  const std::vector<int>& dims = graph.tensor(op.outputs[0]).dims;
+  std::vector<int> places;
+  for (std::size_t i = 0; i + 1 < dims.size(); ++i) places.push_back(builder.add(dims[i], DimKind::kOutput));
+  const int units = builder.add_whole(dims.back());
+  places.push_back(units);
   const int keys = builder.add_whole(graph.tensor(op.inputs[1]).dims[1]);
-  builder.space().outputs = {{batch, query, heads, units}};
-  builder.space().inputs = {{batch, query, heads, units}, {batch, keys, heads, units}, {batch, keys, heads, units}};
+  builder.space().outputs = {places};
+  const std::vector<int> shared{places[0], keys, places[2], units};
+  builder.space().inputs = {places, shared, shared};
   return std::move(builder.space());
+}
+
+/// Both halves of a pair are turned together; an element's angle follows from its position in the whole.
+IterationSpace rotary_space(const Graph& graph, const Op& op) {
+  IterationSpace space = space_by_name(graph, op, DimKind::kOutput);
+  for (IterationDim& dim : space.dims) {
+    if (dim.dim == op.dims[1]) dim.kind = DimKind::kWhole;
+  }
+  return space;
 }
 
 /// Which slot of an expert a token gets depends on all tokens of its group.
@@ -201,6 +213,8 @@ IterationSpace forward_space(const Graph& graph, const Op& op) {
       return lstm_space(graph, op);
     case OpKind::kAttention:
       return attention_space(graph, op);
+    case OpKind::kRotary:
+      return rotary_space(graph, op);
     case OpKind::kRouter:
       return router_space(graph, op);
     case OpKind::kSoftmaxLoss:

@@ -353,6 +353,9 @@ StrategyCost price(const Graph& both, const Lowering& lowering, const Pricing& p
   const std::vector<double> live =
       live_bytes(both, [&](int tensor) { return lowering.tensor_bytes[static_cast<std::size_t>(tensor)]; });
   if (!live.empty()) cost.memory_bytes = *std::ranges::max_element(live);
+  for (std::size_t i = 0; i < both.tensors.size(); ++i) {
+    if (both.tensors[i].role == Role::kParameter) cost.memory_bytes += kMoments * lowering.tensor_bytes[i];
+  }
   return cost;
 }
 

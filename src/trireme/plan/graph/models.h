@@ -33,8 +33,12 @@ std::vector<std::string> model_names();
 /// (text.h), whose batch is its own, or an ONNX model (onnx.h).
 Graph open_graph(const std::string& name_or_path, Index batch = 0);
 
-/// A model of the trainer's families. ConfigError that names what of it graphs have no operators for; GELU is the exact
-/// one, and dropout is left out.
+/// A decoder of the trainer's families that is not plainly GPT-2's: RMS norms, rotary positions, grouped queries, gated
+/// MLPs, windows, matrices without biases, a head of its own, as the shape says.
+Graph decoder(const std::string& name, const spec::ModelShape& shape, Index batch);
+
+/// A model of the trainer's families: decoders, and BERT with its masked words. ConfigError that names what of it
+/// graphs have no operators for; GELU is the exact one, epsilons are 1e-5, and dropout is left out.
 Graph graph_of_family(const std::string& name, const spec::ModelShape& shape, Index batch);
 /// A recipe's [model]; `batch` 0: eight sequences.
 Graph import_recipe(const std::string& path, Index batch = 0);
@@ -74,6 +78,7 @@ Graph gnmt(const TranslationShape& shape);
 struct TransformerShape {
   Index batch = 8, seq_len = 1024, layers = 12, hidden = 768, heads = 12, vocab = 50257, positions = 1024;
   Index head_dim = 0, ffn = 0;  ///< 0: hidden / heads; 4 hidden
+  bool next_sentence = true;    ///< BERT: with its second task's pooler and head
 };
 Graph gpt(const std::string& name, const TransformerShape& shape);
 /// For pre-training: masked language model and next sentence.

@@ -15,6 +15,7 @@ namespace {
 /// Seconds of one micro-batch of a graph with a strategy, pass by pass.
 struct Passes {
   double forward = 0, backward = 0;              // of operators
+  double weights = 0;                            // of backward, what zero-bubble schedules do later
   double forward_sends = 0, backward_sends = 0;  // of conversions, halos and statistics
   double update = 0, update_sends = 0;           // of the whole step
 };
@@ -28,8 +29,11 @@ class PassTimes {
 
   Passes run() {
     const Lowering lowering = lower(both_, strategy_);
-    for (std::size_t i = 0; i < both_.ops.size(); ++i)
-      (both_.ops[i].forward >= 0 ? passes_.backward : passes_.forward) += operator_seconds(i, lowering);
+    for (std::size_t i = 0; i < both_.ops.size(); ++i) {
+      const double seconds = operator_seconds(i, lowering);
+      (both_.ops[i].forward >= 0 ? passes_.backward : passes_.forward) += seconds;
+      if (makes_weight_gradients(both_, both_.ops[i])) passes_.weights += seconds;
+    }
     for (const int op : lowering.again) passes_.backward += operator_seconds(static_cast<std::size_t>(op), lowering);
     add_conversions();
     for (const Inserted& inserted : lowering.inserted) {
@@ -153,6 +157,8 @@ Prediction predict(const Graph& forward, const StagedPlan& plan, const Pricing& 
              const Passes& of = passes[static_cast<std::size_t>(rank)];
              if (instruction.op == schedule::Op::kForward) return of.forward + of.forward_sends;
              if (instruction.op == schedule::Op::kBackward) return of.backward + of.backward_sends;
+             if (instruction.op == schedule::Op::kBackwardInput) return of.backward - of.weights + of.backward_sends;
+             if (instruction.op == schedule::Op::kBackwardWeight) return of.weights;
              return 0.0;
            },
        .link_of =

@@ -48,6 +48,7 @@ std::string profile_key(const Graph& graph, const Op& op, const IterationSpace& 
     key += " " + operand_text(graph, op.outputs[i], space.outputs[i], degrees);
   for (const Window& window : forward.windows)
     key += fmt::format(" k{}s{}p{}d{}", window.kernel, window.stride, window.padding, window.dilation);
+  if (forward.reach > 0) key += fmt::format(" reach{}", forward.reach);
   // Halos and shared statistics take another way through a kernel.
   for (std::size_t i = 0; i < space.dims.size() && !degrees.empty(); ++i) {
     const DimKind kind = space.dims[i].kind;

@@ -218,7 +218,8 @@ std::vector<Step> statistics_of(const Graph& graph, const Op& op, const Iteratio
       shared *= static_cast<double>(graph.size(dim.dim)) / degrees[static_cast<std::size_t>(place)];
   }
   const double bytes = 8 * shared;
-  const Step one{.kind = StepKind::kAllReduce, .axes = axes, .bytes = is_loss ? bytes : 2 * bytes};
+  const bool is_single = is_loss || op.function == "rms";  // of a norm with a mean its sum too
+  const Step one{.kind = StepKind::kAllReduce, .axes = axes, .bytes = is_single ? bytes : 2 * bytes};
   return std::vector<Step>(is_loss ? 2 : 1, one);
 }
 

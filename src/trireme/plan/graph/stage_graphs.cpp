@@ -6,6 +6,7 @@
 #include <set>
 
 #include "trireme/base/error.h"
+#include "trireme/plan/graph/backward.h"
 #include "trireme/plan/graph/search/baselines.h"
 #include "trireme/plan/graph/staged.h"
 
@@ -14,7 +15,8 @@ namespace {
 
 class StageCutter {
  public:
-  StageCutter(const Graph& both, const StagedPlan& plan) : both_(both), plan_(plan), uses_(uses_of(both)) {
+  StageCutter(const Graph& both, const StagedPlan& plan)
+      : both_(both), plan_(plan), uses_(uses_of(both)), weights_last_(splits_backward(plan)) {
     stage_of_.assign(both.ops.size(), -1);
     for (std::size_t s = 0; s < plan.stages.size(); ++s) {
       for (const int op : plan.stages[s].ops) stage_of_[static_cast<std::size_t>(op)] = static_cast<int>(s);
@@ -55,6 +57,7 @@ class StageCutter {
       }
     }
     add_sums(stage, local, pieces);
+    if (weights_last_) put_weights_last(stage);
     keep_own_tensors(stage);
     for (const auto& [parameter, sharding] : of.strategy.stored) stage.strategy.stored[parameter] = sharding;
     for (const auto& group : of.strategy.checkpoints) {
@@ -84,6 +87,22 @@ class StageCutter {
       stage.graph.ops.push_back(std::move(sum));
       stage.op_of.push_back(-1);
     }
+  }
+
+  /// Nothing reads gradients of weights but their sums, so they may stand behind all others, in their order.
+  void put_weights_last(Stage& stage) const {
+    Stage sorted{.graph = {both_.name, both_.dims, both_.tensors, {}},
+                 .strategy = stage.strategy,
+                 .op_of = {},
+                 .first_rank = stage.first_rank};
+    for (const bool weights : {false, true}) {
+      for (std::size_t i = 0; i < stage.graph.ops.size(); ++i) {
+        if (makes_weight_gradients(both_, stage.graph.ops[i]) != weights) continue;
+        sorted.graph.ops.push_back(stage.graph.ops[i]);
+        sorted.op_of.push_back(stage.op_of[i]);
+      }
+    }
+    stage = std::move(sorted);
   }
 
   /// Numbers stay; what the stage does not touch is no more than a name, and what others make is received.
@@ -181,6 +200,7 @@ class StageCutter {
   const Graph& both_;
   const StagedPlan& plan_;
   const Uses uses_;
+  const bool weights_last_;
   std::vector<int> stage_of_;
   StagedGraph staged_;
 };

@@ -32,14 +32,17 @@ std::string why_not_scheduled(const StagedPlan& plan) {
   const schedule::Shape shape{.ranks = static_cast<int>(plan.stages.size()), .micros = plan.micros};
   const schedule::Kind& kind = schedule::find_kind(plan.schedule);
   if (kind.asynchronous || kind.default_chunks != 1)
-    return fmt::format("schedule {} {}; graphs run with one chunk a rank and a flush, such as 1f1b or gpipe", kind.name,
+    return fmt::format("schedule {} {}; graphs run with one chunk a rank and a flush: gpipe, 1f1b, zb-h1, zb-h2",
+                       kind.name,
                        kind.asynchronous ? "updates while micro-batches are in flight" : "has several chunks a rank");
   if (std::string why = kind.refuses(shape); !why.empty()) return fmt::format("schedule {}: {}", kind.name, why);
   for (const auto& rank : schedule::build(plan.schedule, shape).ranks) {
     for (const schedule::Instruction& one : rank) {
       // Gradients are reduced and parameters updated after the last backward, as the table says.
       using PassOp = schedule::Op;
-      if (one.op != PassOp::kForward && one.op != PassOp::kBackward && one.op != PassOp::kReduceGradients &&
+      const bool is_backward =
+          one.op == PassOp::kBackward || one.op == PassOp::kBackwardInput || one.op == PassOp::kBackwardWeight;
+      if (one.op != PassOp::kForward && !is_backward && one.op != PassOp::kReduceGradients &&
           one.op != PassOp::kOptimizerStep)
         return fmt::format("schedule {} has {} of its own, which graphs do not have", kind.name,
                            schedule::info(one.op).words);
@@ -49,6 +52,18 @@ std::string why_not_scheduled(const StagedPlan& plan) {
 }
 
 }  // namespace
+
+bool splits_backward(const StagedPlan& plan) {
+  const schedule::Shape shape{.ranks = static_cast<int>(plan.stages.size()), .micros = plan.micros};
+  const schedule::Kind& kind = schedule::find_kind(plan.schedule);
+  if (kind.asynchronous || kind.default_chunks != 1 || !kind.refuses(shape).empty()) return false;
+  for (const auto& rank : schedule::build(plan.schedule, shape).ranks) {
+    for (const schedule::Instruction& one : rank) {
+      if (one.op == schedule::Op::kBackwardWeight) return true;
+    }
+  }
+  return false;
+}
 
 int StagedPlan::ranks() const { return first_rank(stages.size()); }
 

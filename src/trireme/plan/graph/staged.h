@@ -82,7 +82,10 @@ struct StagedGraph {
   std::vector<Delivery> deliveries;  ///< in the order in which they are made
   std::vector<SharedParameter> shared;
 };
-/// `both`: of one micro-batch, with gradient operators.
+/// Whether the schedule has weight gradients apart from those of inputs: zero-bubble ones.
+bool splits_backward(const StagedPlan& plan);
+/// `both`: of one micro-batch, with gradient operators. Where the schedule splits backward, weight gradients stand
+/// last.
 StagedGraph stage_graphs(const Graph& both, const StagedPlan& plan);
 
 /// One rank's part of a delivery: a box of the whole tensor. Ranks are those of the world.

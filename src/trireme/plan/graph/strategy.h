@@ -139,10 +139,12 @@ struct Lowering {
 };
 Lowering lower(const Graph& both, const Strategy& strategy);
 
+inline constexpr double kMoments = 2;  ///< of a parameter, as Adam keeps them
+
 struct StrategyCost {
   double seconds = 0, compute_seconds = 0, communication_seconds = 0;
   double bytes = 0;         ///< that a rank sends at least, over all collectives and halos
-  double memory_bytes = 0;  ///< of a rank, by liveness: parameters, gradients, activations
+  double memory_bytes = 0;  ///< of a rank, by liveness: parameters, gradients, activations; and Adam's moments
 };
 StrategyCost price(const Graph& both, const Lowering& lowering, const Pricing& pricing);
 

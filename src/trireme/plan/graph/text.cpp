@@ -112,6 +112,14 @@ class GraphReader {
     return value;
   }
 
+  double real(std::string_view word) const {
+    double value = 0;
+    const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), value);
+    if (error != std::errc{} || end != word.data() + word.size())
+      fail(fmt::format("\"{}\" is no number", word), "write digits, as in 10000");
+    return value;
+  }
+
   template <typename Enum>
   Enum choice(std::string_view word, std::string_view what) const {
     std::vector<std::string> names;
@@ -187,10 +195,15 @@ class GraphReader {
       const std::size_t arrow = value.find('>');
       if (arrow == value.npos) fail("regroup has no \">\"", "its form is regroup=a,b>c");
       op.regroups.push_back({dim_list(value.substr(0, arrow)), dim_list(value.substr(arrow + 1))});
+    } else if (key == "base") {
+      op.base = real(value);
+    } else if (key == "reach") {
+      op.reach = number(value);
     } else if (key == "window") {
       op.windows.push_back(read_window(value));
     } else {
-      const std::vector<std::string> keys{"part", "function", "bias", "dims", "forward", "regroup", "window"};
+      const std::vector<std::string> keys{"part",    "function", "bias", "dims", "forward",
+                                          "regroup", "window",   "base", "reach"};
       fail(fmt::format("an operator has no key {}{}", key, did_you_mean(key, keys)), "keys are " + listed(keys));
     }
   }
@@ -246,6 +259,8 @@ void add_keys(const Graph& graph, const Op& op, std::string& text) {
   }
   for (const Regroup& regroup : op.regroups)
     add("regroup", joined_names(graph, regroup.from, ",") + ">" + joined_names(graph, regroup.to, ","));
+  if (op.base != 0) add("base", fmt::format("{}", op.base));
+  if (op.reach != 0) add("reach", fmt::format("{}", op.reach));
   if (op.forward >= 0) add("forward", graph.op(op.forward).name);
 }
 

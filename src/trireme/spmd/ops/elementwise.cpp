@@ -5,6 +5,8 @@
 #include <ATen/ops/mul.h>
 #include <ATen/ops/relu.h>
 #include <ATen/ops/sigmoid.h>
+#include <ATen/ops/silu.h>
+#include <ATen/ops/silu_backward.h>
 #include <ATen/ops/tanh.h>
 #include <ATen/ops/threshold_backward.h>
 #include <fmt/format.h>
@@ -38,6 +40,7 @@ at::Tensor forward_value(OpCall& call) {
   }
   if (op.function == "relu") x = at::relu(x);
   if (op.function == "gelu") x = at::gelu(x);
+  if (op.function == "silu") x = at::silu(x);
   if (op.function == "tanh") x = at::tanh(x);
   if (op.function == "sigmoid") x = at::sigmoid(x);
   x = x.expand(call.outputs[0].sizes);
@@ -66,6 +69,7 @@ at::Tensor derivative(OpCall& call, const Block& gradient, std::size_t by) {
     return product;
   }
   if (forward.function == "gelu") return at::gelu_backward(g, operand(forward.inputs[0]).expand(g.sizes()));
+  if (forward.function == "silu") return at::silu_backward(g, operand(forward.inputs[0]).expand(g.sizes()));
   if (forward.function == "dropout") {
     return g * mask_of(call, forward, {gradient.origin, g.sizes().vec()}, g);
   }

@@ -30,6 +30,8 @@ Kernel kernel_of(pg::OpKind kind) {
       return &run_lstm;
     case pg::OpKind::kAttention:
       return &run_attention;
+    case pg::OpKind::kRotary:
+      return &run_rotary;
     case pg::OpKind::kRouter:
       return &run_router;
     case pg::OpKind::kSoftmaxLoss:

@@ -24,6 +24,7 @@ Outputs run_elementwise(OpCall& call);
 Outputs run_gather(OpCall& call);
 Outputs run_lstm(OpCall& call);
 Outputs run_attention(OpCall& call);
+Outputs run_rotary(OpCall& call);
 Outputs run_router(OpCall& call);
 Outputs run_loss(OpCall& call);
 Outputs run_concat(OpCall& call);

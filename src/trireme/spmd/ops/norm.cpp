@@ -1,5 +1,5 @@
-// Batch and layer norm. Sums and sums of squares are of fp64, over all ranks that have a part of what is averaged: the
-// statistics of the whole, whatever the split.
+// Batch, layer and RMS norm. Sums and sums of squares are of fp64, over all ranks that have a part of what is averaged:
+// the statistics of the whole, whatever the split.
 #include <ATen/ops/native_batch_norm.h>
 #include <ATen/ops/native_batch_norm_backward.h>
 #include <ATen/ops/stack.h>
@@ -97,10 +97,49 @@ Outputs own_batch_norm(OpCall& call) {
   return outputs;
 }
 
+/// Sums over the averaged dimensions of one tensor, as sums_of() has them of two.
+at::Tensor mean_of(OpCall& call, const at::Tensor& a, const Averaged& averaged) {
+  at::Tensor sum = at::sum(a, averaged.axes, true, at::kDouble).contiguous();
+  call.all_reduce(sum, comm::Reduce::kSum);
+  return sum / averaged.elements;
+}
+
+/// Zhang and Sennrich 2019 (1910.07467): by the root of the mean square, without a mean or a shift.
+Outputs rms_norm(OpCall& call) {
+  const pg::Op& forward = call.forward();
+  const auto& dims = call.dims(forward.inputs[0]);
+  const Averaged averaged = averaged_by(call);
+  const auto scaled_by = [&](const at::Tensor& scale) { return aligned(scale, call.dims(forward.inputs[1]), dims); };
+  if (call.op.part == pg::Part::kForward) {
+    const at::Tensor x = call.inputs[0].data, wide = x.to(at::kDouble);
+    const at::Tensor rstd = mean_of(call, wide * wide, averaged).add(kNormEps).rsqrt();
+    call.kept["rstd"] = rstd;
+    return {((wide * rstd).to(x.scalar_type()) * scaled_by(call.inputs[1].data)).contiguous()};
+  }
+  const Block *x = call.operand(forward.inputs[0]), *scale = call.operand(forward.inputs[1]),
+              *gradient = call.gradient(forward.outputs[0]);
+  TRIREME_CHECK(x && scale && gradient, "operator {} lacks an operand", call.op.name);
+  const at::Tensor rstd = call.kept.at("rstd"), &g = gradient->data;
+  const at::Tensor normal = (x->data.to(at::kDouble) * rstd).to(x->data.scalar_type());
+  const std::vector<int> places = call.gradient_outputs();
+  Outputs outputs(call.op.outputs.size());
+  if (places[0] >= 0) {
+    const at::Tensor scaled = g * scaled_by(scale->data);
+    const at::Tensor along = normal.to(at::kDouble) * mean_of(call, scaled * normal, averaged);
+    outputs[static_cast<std::size_t>(places[0])] =
+        ((scaled.to(at::kDouble) - along) * rstd).to(g.scalar_type()).contiguous();
+  }
+  if (places[1] >= 0)
+    outputs[static_cast<std::size_t>(places[1])] =
+        summed_to(g * normal, call.dims(forward.outputs[0]), call.dims(forward.inputs[1]));
+  return outputs;
+}
+
 }  // namespace
 
 Outputs run_norm(OpCall& call) {
   if (call.tail) return norm_of_tail(call);
+  if (call.forward().function == "rms") return rms_norm(call);
   if (is_own_batch_norm(call)) return own_batch_norm(call);
   const pg::Op& forward = call.forward();
   const auto& dims = call.dims(forward.inputs[0]);

@@ -43,7 +43,7 @@ class TransformerGraph {
       x = build_.layer_norm(name + ".norm2", add(name + ".add2", mlp(name, x), x));
     }
     masked_words(x);
-    next_sentence(x);
+    if (shape_.next_sentence) next_sentence(x);
     return build_.finish();
   }
 

@@ -9,6 +9,7 @@
 
 #include "trireme/base/error.h"
 #include "trireme/plan/graph/search/conversion_prices.h"
+#include "trireme/plan/graph/search/liveness.h"
 
 namespace trireme::plan::graph {
 namespace {
@@ -88,12 +89,10 @@ class ProblemBuilder {
     for (std::size_t node = 0; node < result_.nodes.size(); ++node) {
       result_.choices.push_back(choices_of(result_.nodes[node]));
       auto& costs = result_.problem.cost.emplace_back();
-      auto& memory = result_.problem.memory.emplace_back();
-      for (const Split& split : result_.choices.back()) {
-        costs.push_back(node_seconds(result_.nodes[node], split));
-        memory.push_back(node_bytes(result_.nodes[node], split));
-      }
+      for (const Split& split : result_.choices.back()) costs.push_back(node_seconds(result_.nodes[node], split));
     }
+    const LivenessRows live(both_, result_.nodes, result_.choices, pricing_.mesh());
+    result_.problem.memory = live.row(live.peak_of_one_device());
     for (const Link& link : links_of(both_)) add_link(link);
     for (auto& [ends, pair] : pairs_) result_.problem.pairs.push_back(std::move(pair));
     return std::move(result_);
@@ -152,7 +151,7 @@ class ProblemBuilder {
     }
     const std::size_t axes = pricing_.mesh().axes().size();
     std::vector<Split> choices;
-    Split split = options_.base ? base_of(ops) : Split(axes, -1);
+    Split split = options_.base ? split_of(*options_.base, ops) : Split(axes, -1);
     const int whole = static_cast<int>(dims.size());
     const auto extend = [&](const auto& self, std::size_t axis, int least) -> void {
       if (axis == axes) {
@@ -166,15 +165,19 @@ class ProblemBuilder {
       }
     };
     extend(extend, 0, 0);
+    if (options_.also) {
+      const Split own = split_of(*options_.also, ops);
+      if (is_legal(ops, own) && std::ranges::find(choices, own) == choices.end()) choices.push_back(own);
+    }
     return choices;
   }
 
   /// Of a node's operators the one that has the most of it: a strategy says less of those that lack its dimensions.
-  Split base_of(const std::vector<int>& ops) const {
+  static Split split_of(const Strategy& strategy, const std::vector<int>& ops) {
     Split base;
     std::ptrdiff_t most = -1;
     for (const int op : ops) {
-      const Split& split = options_.base->splits[static_cast<std::size_t>(op)];
+      const Split& split = strategy.splits[static_cast<std::size_t>(op)];
       const std::ptrdiff_t used = std::ranges::count_if(split, [](int dim) { return dim >= 0; });
       if (used > most) most = used, base = split;
     }
@@ -196,30 +199,6 @@ class ProblemBuilder {
       }
     }
     return seconds;
-  }
-
-  /// Parameters with gradient and two moments, and what forward makes, which backward reads.
-  double node_bytes(const std::vector<int>& ops, const Split& split) const {
-    double bytes = 0;
-    std::set<int> parameters;
-    for (const int op : ops) {
-      const IterationSpace& space = spaces_[static_cast<std::size_t>(op)];
-      const std::vector<int> degrees = degrees_of(pricing_.mesh(), space, split);
-      const auto local = [&](int tensor, const std::vector<int>& places) {
-        double size = both_.bytes(both_.tensor(tensor));
-        for (const int place : places) size /= degrees[static_cast<std::size_t>(place)];
-        return size;
-      };
-      for (std::size_t k = 0; k < both_.op(op).inputs.size(); ++k) {
-        const int tensor = both_.op(op).inputs[k];
-        if (both_.tensor(tensor).role == Role::kParameter && parameters.insert(tensor).second)
-          bytes += 4 * local(tensor, space.inputs[k]);
-      }
-      if (both_.op(op).kind == OpKind::kReshape) continue;
-      for (std::size_t k = 0; k < both_.op(op).outputs.size(); ++k)
-        bytes += local(both_.op(op).outputs[k], space.outputs[k]);
-    }
-    return bytes;
   }
 
   void add_link(const Link& link) {
@@ -268,6 +247,7 @@ bool follows(const Op& op) {
   switch (op.kind) {
     case OpKind::kElementwise:
     case OpKind::kNorm:
+    case OpKind::kRotary:
     case OpKind::kSplit:
       return true;
     case OpKind::kReshape:
@@ -290,11 +270,16 @@ double cost_of(const SearchProblem& problem, const Assignment& assignment) {
   return sum;
 }
 
-double memory_of(const SearchProblem& problem, const Assignment& assignment) {
+double memory_of(const MemoryRow& row, const Assignment& assignment) {
   double sum = 0;
-  for (std::size_t node = 0; node < problem.memory.size(); ++node)
-    sum += problem.memory[node][static_cast<std::size_t>(assignment[node])];
+  for (std::size_t node = 0; node < row.size(); ++node) sum += row[node][static_cast<std::size_t>(assignment[node])];
   return sum;
+}
+
+double memory_of(const SearchProblem& problem, const Assignment& assignment) {
+  double most = memory_of(problem.memory, assignment);
+  for (const MemoryRow& row : problem.rows) most = std::max(most, memory_of(row, assignment));
+  return most;
 }
 
 Strategy GraphProblem::strategy_of(const Graph& both, const Assignment& assignment) const {

@@ -21,16 +21,21 @@ struct PairCost {
   std::vector<double> cost;
 };
 
+using MemoryRow = std::vector<std::vector<double>>;  ///< [node][choice] bytes of a device at some operator
+
 struct SearchProblem {
-  std::vector<std::vector<double>> cost;    ///< [node][choice]
-  std::vector<std::vector<double>> memory;  ///< [node][choice] bytes of a device; empty where nothing limits it
-  std::vector<PairCost> pairs;              ///< at most one for two nodes
+  std::vector<std::vector<double>> cost;  ///< [node][choice]
+  MemoryRow memory;                       ///< where one device alone would hold most; empty: nothing limits it
+  std::vector<PairCost> pairs;            ///< at most one for two nodes
+  std::vector<MemoryRow> rows = {};       ///< at further operators
 };
 
 using Assignment = std::vector<int>;  ///< [node] a choice
 
 double cost_of(const SearchProblem& problem, const Assignment& assignment);
+/// By the row that holds most.
 double memory_of(const SearchProblem& problem, const Assignment& assignment);
+double memory_of(const MemoryRow& row, const Assignment& assignment);
 
 /// Which splits an operator may have.
 struct ChoiceOptions {
@@ -43,6 +48,7 @@ struct ChoiceOptions {
   int only_axis = -1;              ///< the only axis that is free; the others are as in `base`
   int other_axis = -1;             ///< one more
   const Strategy* base = nullptr;  ///< splits on top of which choices are made; null: none
+  const Strategy* also = nullptr;  ///< whose splits are choices too, in whatever order of axes; null: none
 };
 
 /// Operators that do little and are best where their input is: activations, norms, reshapes that rename nothing.

@@ -24,7 +24,10 @@ struct Subproblem {
 
 class Branching {
  public:
-  Branching(const SearchProblem& problem, const LimitedOptions& options) : problem_(problem), options_(options) {}
+  Branching(const SearchProblem& problem, const LimitedOptions& options) : problem_(problem), options_(options) {
+    if (!problem.memory.empty()) rows_.push_back(&problem.memory);
+    for (const MemoryRow& row : problem.rows) rows_.push_back(&row);
+  }
 
   Limited run() {
     result_.cost = kInfinite;
@@ -47,41 +50,41 @@ class Branching {
  private:
   bool is_better(double bound) const { return bound < result_.cost * (1 - options_.gap); }
 
+  /// The least and the most of a node's choices that are still allowed, in a row.
+  std::pair<double, double> range(const Allowed& allowed, const MemoryRow& row, std::size_t node) const {
+    double low = kInfinite, high = 0;
+    for (std::size_t c = 0; c < row[node].size(); ++c) {
+      if (!allowed[node][c]) continue;
+      low = std::min(low, row[node][c]);
+      high = std::max(high, row[node][c]);
+    }
+    return {low, high};
+  }
+
   /// The node whose choices differ most in memory gets them divided into those below and above the middle.
   void branch(const Subproblem& top, std::priority_queue<Subproblem>& open) {
     std::size_t node = 0;
+    const MemoryRow* by = nullptr;
     double most = -1;
-    for (std::size_t i = 0; i < top.relaxed.size(); ++i) {
-      const auto& memory = problem_.memory[i];
-      double low = kInfinite, high = 0;
-      int allowed = 0;
-      for (std::size_t c = 0; c < memory.size(); ++c) {
-        if (!top.allowed[i][c]) continue;
-        ++allowed;
-        low = std::min(low, memory[c]);
-        high = std::max(high, memory[c]);
+    for (const MemoryRow* row : rows_) {
+      for (std::size_t i = 0; i < top.relaxed.size(); ++i) {
+        const auto [low, high] = range(top.allowed, *row, i);
+        if (std::ranges::count(top.allowed[i], true) > 1 && high - low > most) most = high - low, node = i, by = row;
       }
-      if (allowed > 1 && high - low > most) most = high - low, node = i;
     }
     if (most < 0) return;  // one assignment is left, and it was looked at
-    const auto& memory = problem_.memory[node];
     const auto chosen = static_cast<std::size_t>(top.relaxed[node]);
     Allowed only = top.allowed, others = top.allowed;
     if (most > 0) {
       // Memory tells choices apart: one half of the range, and the other.
-      double low = kInfinite, high = 0;
-      for (std::size_t c = 0; c < memory.size(); ++c) {
-        if (!top.allowed[node][c]) continue;
-        low = std::min(low, memory[c]);
-        high = std::max(high, memory[c]);
-      }
+      const auto [low, high] = range(top.allowed, *by, node);
       const double middle = (low + high) / 2;
-      for (std::size_t c = 0; c < memory.size(); ++c) {
-        only[node][c] = only[node][c] && memory[c] <= middle;
-        others[node][c] = others[node][c] && memory[c] > middle;
+      for (std::size_t c = 0; c < only[node].size(); ++c) {
+        only[node][c] = only[node][c] && (*by)[node][c] <= middle;
+        others[node][c] = others[node][c] && (*by)[node][c] > middle;
       }
     } else {
-      for (std::size_t c = 0; c < memory.size(); ++c) only[node][c] = c == chosen;
+      for (std::size_t c = 0; c < only[node].size(); ++c) only[node][c] = c == chosen;
       others[node][chosen] = false;
     }
     for (Allowed* half : {&only, &others}) {
@@ -92,34 +95,65 @@ class Branching {
   /// The best bound over multipliers. Every assignment on the way that fits is a candidate.
   std::optional<Subproblem> relax(Allowed allowed) {
     ++result_.subproblems;
-    double least_memory = 0;
-    for (std::size_t i = 0; i < allowed.size(); ++i) {
-      double least = kInfinite;
-      for (std::size_t c = 0; c < allowed[i].size(); ++c) {
-        if (allowed[i][c]) least = std::min(least, problem_.memory[i][c]);
-      }
-      least_memory += least;
+    for (const MemoryRow* row : rows_) {
+      double least = 0;
+      for (std::size_t i = 0; i < allowed.size(); ++i) least += range(allowed, *row, i).first;
+      if (!(least <= options_.memory_bytes)) return std::nullopt;  // also where a node has no choice left
     }
-    if (!(least_memory <= options_.memory_bytes)) return std::nullopt;  // also where a node has no choice left
     if (enumerate(allowed)) return std::nullopt;
     Subproblem sub{.bound = -kInfinite, .allowed = std::move(allowed), .relaxed = {}};
-    double low = 0, high = 0;
-    const auto at = [&](double multiplier) {
-      const auto [assignment, value] = solve(sub.allowed, multiplier);
+    const auto at = [&](const std::vector<double>& multipliers) {
+      auto [assignment, value] = solve(sub.allowed, multipliers);
       if (value > sub.bound) sub.bound = value, sub.relaxed = assignment;
-      const bool fits = memory_of(problem_, assignment) <= options_.memory_bytes;
       const double cost = cost_of(problem_, assignment);
-      if (fits && cost < result_.cost) result_.cost = cost, result_.assignment = assignment;
-      return fits;
+      if (memory_of(problem_, assignment) <= options_.memory_bytes && cost < result_.cost)
+        result_.cost = cost, result_.assignment = assignment;
+      return std::pair(std::move(assignment), value);
     };
-    if (at(0)) return sub;  // the limit does not bind
-    const double scale = std::max(1e-30, sub.bound) / std::max(1.0, options_.memory_bytes);
-    for (high = scale; !at(high) && high < scale * 1e12; high *= 8) low = high;
-    for (int i = 0; i < 16 && is_better(sub.bound) && seconds_since(start_) < options_.seconds; ++i) {
-      const double middle = (low + high) / 2;
-      (at(middle) ? high : low) = middle;
+    std::vector<double> multipliers(rows_.size(), 0.0);
+    const Assignment free = at(multipliers).first;
+    const auto over = [&](const MemoryRow& row, const Assignment& of) {
+      return memory_of(row, of) - options_.memory_bytes;
+    };
+    const auto goes_on = [&] { return is_better(sub.bound) && seconds_since(start_) < options_.seconds; };
+    std::size_t worst = 0;
+    for (std::size_t r = 1; r < rows_.size(); ++r) {
+      if (over(*rows_[r], free) > over(*rows_[worst], free)) worst = r;
     }
+    if (rows_.empty() || over(*rows_[worst], free) <= 0) return sub;  // the limit does not bind
+    const double scale = std::max(1e-30, sub.bound) / std::max(1.0, options_.memory_bytes);
+    double low = 0, high = scale, best = 0, best_bound = sub.bound;
+    const auto fits_at = [&](double multiplier) {
+      multipliers[worst] = multiplier;
+      const auto [assignment, value] = at(multipliers);
+      if (value > best_bound) best_bound = value, best = multiplier;
+      return over(*rows_[worst], assignment) <= 0;
+    };
+    while (!fits_at(high) && high < scale * 1e12) low = high, high *= 8;
+    for (int i = 0; i < 16 && goes_on(); ++i) {
+      const double middle = (low + high) / 2;
+      (fits_at(middle) ? high : low) = middle;
+    }
+    if (rows_.size() > 1) multipliers[worst] = best, ascend(multipliers, at, over, goes_on);
     return sub;
+  }
+
+  /// Several rows: multipliers follow what each row has too much of, in Polyak's steps towards the best known cost.
+  void ascend(std::vector<double>& multipliers, const auto& at, const auto& over, const auto& goes_on) {
+    constexpr int kSteps = 24;
+    for (int i = 0; i < kSteps && goes_on(); ++i) {
+      const auto [assignment, value] = at(multipliers);
+      const double target = result_.assignment ? result_.cost : value + 0.05 * std::abs(value);
+      std::vector<double> direction;
+      double norm = 0;
+      for (std::size_t r = 0; r < rows_.size(); ++r) {
+        direction.push_back(over(*rows_[r], assignment));
+        norm += direction[r] * direction[r];
+      }
+      if (norm <= 0 || target <= value) return;
+      for (std::size_t r = 0; r < rows_.size(); ++r)
+        multipliers[r] = std::max(0.0, multipliers[r] + (target - value) / (norm * (1 + 0.2 * i)) * direction[r]);
+    }
   }
 
   /// Looks at every assignment where there are few; false where there are many.
@@ -151,18 +185,27 @@ class Branching {
     return true;
   }
 
-  std::pair<Assignment, double> solve(const Allowed& allowed, double multiplier) const {
+  std::pair<Assignment, double> solve(const Allowed& allowed, const std::vector<double>& multipliers) const {
     SearchProblem priced{.cost = problem_.cost, .memory = {}, .pairs = problem_.pairs};
+    double paid = 0;
+    for (std::size_t r = 0; r < rows_.size(); ++r) {
+      paid += multipliers[r] * options_.memory_bytes;
+      for (std::size_t i = 0; i < priced.cost.size() && multipliers[r] > 0; ++i) {
+        for (std::size_t c = 0; c < priced.cost[i].size(); ++c) priced.cost[i][c] += multipliers[r] * (*rows_[r])[i][c];
+      }
+    }
     for (std::size_t i = 0; i < priced.cost.size(); ++i) {
-      for (std::size_t c = 0; c < priced.cost[i].size(); ++c)
-        priced.cost[i][c] = allowed[i][c] ? priced.cost[i][c] + multiplier * problem_.memory[i][c] : kInfinite;
+      for (std::size_t c = 0; c < priced.cost[i].size(); ++c) {
+        if (!allowed[i][c]) priced.cost[i][c] = kInfinite;
+      }
     }
     Elimination found = eliminate(priced);
-    return {std::move(found.assignment), found.cost - multiplier * options_.memory_bytes};
+    return {std::move(found.assignment), found.cost - paid};
   }
 
   const SearchProblem& problem_;
   const LimitedOptions options_;
+  std::vector<const MemoryRow*> rows_;
   const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
   Limited result_;
 };

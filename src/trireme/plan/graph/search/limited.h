@@ -1,10 +1,10 @@
 // plan/graph/search/limited.h -- the optimum of a search problem under a limit of memory: Alpa's integer program.
 //
 // Alpa (Zheng 2022, 2201.12023) hands "costs of nodes and pairs, at most so much memory" to an integer programming
-// solver. Here a Lagrange multiplier prices a byte, elimination solves the rest exactly, and its value is a lower bound
-// for every assignment that fits; the multiplier with the best bound is found by bisection. What is left of the gap is
-// closed by branching over the choices of one node at a time. At the time limit the best assignment so far comes back
-// with its gap.
+// solver, which highs.h does. Here a Lagrange multiplier prices a byte of each row, elimination solves the rest
+// exactly, and its value is a lower bound for every assignment that fits; of one row the multiplier with the best bound
+// is found by bisection, those of several then by subgradients. What is left of the gap is closed by branching over the
+// choices of one node at a time. At the time limit the best assignment so far comes back with its gap.
 // Depends on: elimination.
 #pragma once
 

@@ -11,6 +11,8 @@
 #include "trireme/base/units.h"
 #include "trireme/plan/graph/random_strategy.h"
 #include "trireme/plan/graph/search/flexflow.h"
+#include "trireme/plan/graph/search/highs.h"
+#include "trireme/plan/graph/search/liveness.h"
 #include "trireme/plan/graph/search/pipelines.h"
 
 namespace trireme::plan::graph {
@@ -35,30 +37,70 @@ Found search_tofu(const Graph& both, const Pricing& pricing) {
   return found;
 }
 
+/// The program with a row of memory for each operator of the step is solved with few of them: those at which a solution
+/// held too much. Without the others it is a relaxation, so its bound is one, and a solution that holds all is optimal.
 Found search_alpa(const Graph& both, const Pricing& pricing, const SearchLimits& limits) {
-  const GraphProblem problem = make_problem(both, pricing, {.canonical = true, .reduced = true});
-  const Limited best = solve_limited(problem.problem, {.memory_bytes = limits.memory_bytes, .seconds = limits.seconds});
-  if (!best.assignment) {
-    Found none = found_by("alpa-intra", replicated(both, pricing.mesh()));
-    none.note = best.proven ? "nothing fits into memory" : "nothing that fits was found in time";
-    return none;
+  const auto start = std::chrono::steady_clock::now();
+  // Alpa's meshes have two dimensions: there every axis may split every dimension. Of more axes the order is kept, or
+  // tables would have hundreds of choices.
+  const bool is_canonical = pricing.mesh().axes().size() > 2;
+  GraphProblem problem = make_problem(both, pricing, {.canonical = is_canonical, .reduced = true});
+  const LivenessRows live(both, problem.nodes, problem.choices, problem.mesh);
+  const bool is_limited = limits.memory_bytes > 0;
+  if (!is_limited) problem.problem.memory.clear();
+  std::size_t rows = problem.problem.memory.empty() ? 0 : 1;
+  const char* solver = "elimination";
+  while (true) {
+    const LimitedOptions options{.memory_bytes = limits.memory_bytes,
+                                 .seconds = std::max(0.0, limits.seconds - seconds_since(start))};
+    std::optional<Limited> by_highs = is_limited ? solve_by_highs(problem.problem, options) : std::nullopt;
+    // Its solution may miss the limit by the solver's tolerance.
+    if (by_highs && !by_highs->assignment && !by_highs->proven) by_highs.reset();
+    const Limited best = by_highs ? *by_highs : solve_limited(problem.problem, options);
+    if (!best.assignment) {
+      Found none = found_by("alpa-intra", replicated(both, pricing.mesh()));
+      none.note = best.proven ? "nothing fits into memory" : "nothing that fits was found in time";
+      return none;
+    }
+    if (!best.proven || best.subproblems > 1 || best.cost > eliminate(problem.problem).cost * (1 + 1e-9))
+      solver = by_highs ? "HiGHS" : "branching";
+    const auto [op, bytes] = live.peak(*best.assignment);
+    if (is_limited && bytes > limits.memory_bytes * (1 + 1e-12)) {
+      if (seconds_since(start) >= limits.seconds) {
+        Found none = found_by("alpa-intra", problem.strategy_of(both, *best.assignment));
+        none.note = "nothing that fits was found in time";
+        return none;
+      }
+      problem.problem.rows.push_back(live.row(op));
+      ++rows;
+      continue;
+    }
+    Found found = found_by("alpa-intra", problem.strategy_of(both, *best.assignment));
+    found.bound = best.bound;
+    found.note = best.proven ? fmt::format("proven by {}, {}", solver, counted(rows, "row"))
+                             : fmt::format("time is up: gap {:.2f} %", 100 * best.gap());
+    return found;
   }
-  Found found = found_by("alpa-intra", problem.strategy_of(both, *best.assignment));
-  found.bound = best.bound;
-  found.note = best.proven ? fmt::format("proven, {} subproblems", best.subproblems)
-                           : fmt::format("time is up: gap {:.2f} %", 100 * best.gap());
-  return found;
 }
 
-/// The choices that a strategy is made of; of a node the member that says most of its split.
-Assignment assignment_of(const GraphProblem& problem, const Strategy& strategy) {
+/// The choices that a strategy is made of. A member that lacks a dimension says nothing of it, so of a node's choices
+/// that one is taken under which most members are split as the strategy says; of equals the first.
+Assignment assignment_of(const Graph& both, const GraphProblem& problem, const Strategy& strategy) {
   Assignment assignment;
   for (std::size_t node = 0; node < problem.nodes.size(); ++node) {
-    int chosen = -1;
-    for (const int op : problem.nodes[node])
-      chosen =
-          std::max(chosen, problem.choice_of(static_cast<int>(node), strategy.splits[static_cast<std::size_t>(op)]));
-    assignment.push_back(std::max(chosen, 0));
+    std::vector<IterationSpace> spaces;
+    for (const int op : problem.nodes[node]) spaces.push_back(iteration_space(both, both.op(op)));
+    int chosen = 0, most = -1;
+    for (std::size_t choice = 0; choice < problem.choices[node].size(); ++choice) {
+      int alike = 0;
+      for (std::size_t i = 0; i < spaces.size(); ++i) {
+        Split split = problem.choices[node][choice];
+        for (int& dim : split) dim = dim >= 0 && spaces[i].find(dim) >= 0 ? dim : -1;
+        alike += split == strategy.splits[static_cast<std::size_t>(problem.nodes[node][i])] ? 1 : 0;
+      }
+      if (alike > most) most = alike, chosen = static_cast<int>(choice);
+    }
+    assignment.push_back(chosen);
   }
   return assignment;
 }
@@ -66,12 +108,12 @@ Assignment assignment_of(const GraphProblem& problem, const Strategy& strategy) 
 Found search_flexflow(const Graph& both, const Pricing& pricing, const SearchLimits& limits) {
   const GraphProblem problem = make_problem(both, pricing, {.canonical = true, .reduced = true});
   FlexFlow flexflow(both, pricing, problem);
-  std::vector<Assignment> starts{assignment_of(problem, data_parallel(both, pricing.mesh())),
-                                 assignment_of(problem, one_weird_trick(both, pricing.mesh()))};
+  std::vector<Assignment> starts{assignment_of(both, problem, data_parallel(both, pricing.mesh())),
+                                 assignment_of(both, problem, one_weird_trick(both, pricing.mesh()))};
   if (const auto expert = megatron(both, pricing.mesh(), pricing.hardware().cluster.gpus_per_node))
-    starts.push_back(assignment_of(problem, *expert));
+    starts.push_back(assignment_of(both, problem, *expert));
   for (const std::uint64_t seed : {1U, 2U})
-    starts.push_back(assignment_of(problem, random_strategy(both, pricing.mesh(), seed)));
+    starts.push_back(assignment_of(both, problem, random_strategy(both, pricing.mesh(), seed)));
   const FlexFlowResult best = flexflow.search(starts, {.seconds = limits.seconds, .memory_bytes = limits.memory_bytes});
   Found found = found_by("flexflow", problem.strategy_of(both, best.assignment));
   found.note = fmt::format("{} with overlap, {} proposals, {:.0f} a second", short_seconds(best.simulated),
@@ -161,8 +203,8 @@ std::vector<double> seconds_by_op(const Graph& both, const Pricing& pricing, con
 }
 
 std::vector<Reason> explain(const Graph& both, const Pricing& pricing, const Strategy& strategy) {
-  const GraphProblem problem = make_problem(both, pricing, {.canonical = true, .reduced = true});
-  const Assignment assignment = assignment_of(problem, strategy);
+  const GraphProblem problem = make_problem(both, pricing, {.canonical = true, .reduced = true, .also = &strategy});
+  const Assignment assignment = assignment_of(both, problem, strategy);
   const double now = cost_of(problem.problem, assignment);
   std::vector<Reason> reasons;
   for (std::size_t node = 0; node < problem.nodes.size(); ++node) {

@@ -2,7 +2,8 @@
 //
 // Methods: data-parallel, model-parallel, one-weird-trick and megatron are written down (baselines.h); optcnn
 // eliminates nodes over degrees of sample, channel, height and width (elimination.h); tofu goes axis by axis,
-// and back (tofu.cpp); alpa-intra also takes sums and every order of axes, under the device's memory (limited.h);
+// and back (tofu.cpp); alpa-intra also takes sums and, on meshes of two axes, every order of them, under the device's
+// memory (limited.h, highs.h);
 // flexflow simulates (flexflow.h). What they find is a strategy: text that can be read, edited, lowered and run, priced
 // in the same way for all. alpa, pipedream, rannc, galvatron and torchgpipe find pipeline stages (pipelines.h): a plan
 // (staged.h), which is text and runs as well.
