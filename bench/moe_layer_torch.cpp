@@ -1,7 +1,10 @@
 // bench/moe_layer_torch.cpp -- a mixture of experts on the CPU, forward and backward, beside the forms in which it is
 // written with PyTorch's operators and autograd.
 //
-//   build/release/bench/moe_layer_torch [--precision bf16] [--rounds 9]
+//   build/release/bench/moe_layer_torch [--precision bf16] [--rounds 9] [--threads 1 --processor-time]
+//
+// With --processor-time the process's own, for a machine that others use: of one thread, since threads that wait for
+// each other may spin.
 //
 // Router, dispatch, gated experts, combine, shared experts; all gradients. The forms:
 //   index_add   a loop over experts that picks each one's tokens and adds its output to them (transformers' Mixtral)
@@ -12,6 +15,7 @@
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
+#include <time.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include <chrono>
@@ -32,6 +36,7 @@ using Clock = std::chrono::steady_clock;
 struct Options {
   std::string precision = "fp32";
   int threads = 2, rounds = 9;
+  bool processor_time = false;
 };
 
 struct Weights {
@@ -135,9 +140,17 @@ std::vector<Form> forms() {
           {"padded", sorted(padded)}};
 }
 
-double seconds(const std::function<void()>& work) {
+double processor_seconds() {
+  timespec time{};
+  ::clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
+  return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec) * 1e-9;
+}
+
+double seconds(const std::function<void()>& work, const Options& options) {
   const auto begin = Clock::now();
+  const double computed = processor_seconds();
   work();
+  if (options.processor_time) return processor_seconds() - computed;
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
@@ -186,10 +199,10 @@ void measure(const moe::MoeCase& one, Precision precision, const Options& option
   const auto tokens = static_cast<double>(one.samples * one.length);
   bench::Sides sides;
   for (int round = -1; round < options.rounds; ++round) {
-    const double mine = seconds([&] { ours(); });
+    const double mine = seconds([&] { ours(); }, options);
     if (round >= 0) sides.add("ours", tokens, mine);
     for (const Form& form : there) {
-      const double taken = seconds([&] { theirs(form); });
+      const double taken = seconds([&] { theirs(form); }, options);
       if (round >= 0) sides.add(form.name, tokens, taken);
     }
   }
@@ -198,7 +211,8 @@ void measure(const moe::MoeCase& one, Precision precision, const Options& option
       "\n{}: {} x {} tokens of {}, {} experts of {}, {} for a token{}, {}, {} threads\n{}", one.name, one.samples,
       one.length, one.hidden, one.config.num_experts, one.inner, one.config.top_k,
       one.config.num_shared_experts > 0 ? fmt::format(", {} shared", one.config.num_shared_experts) : std::string(),
-      options.precision, options.threads, sides.text("tokens/s"));
+      options.precision, options.threads,
+      sides.text(options.processor_time ? "tokens/s of processor time" : "tokens/s"));
 }
 
 }  // namespace
@@ -209,9 +223,12 @@ int main(int count, char** words) try {
   app.add_option("--precision", options.precision, "fp32 or bf16").show_default().one_of({"fp32", "bf16"});
   app.add_option("--threads", options.threads).show_default();
   app.add_option("--rounds", options.rounds).show_default();
+  app.add_flag("--processor-time", options.processor_time, "in place of the clock's");
   if (const std::optional<int> status = app.parse(count, words)) return *status;
   at::set_num_threads(options.threads);
   device::keep_host_memory();
+  if (options.processor_time && options.threads != 1)
+    throw ConfigError("processor time of several threads counts those that wait", "give --threads 1");
   const auto precision = options.precision == "bf16" ? Precision::kBf16 : Precision::kFp32;
   measure({.name = "Mixtral's shape",
            .config = {.num_experts = 8, .top_k = 2},

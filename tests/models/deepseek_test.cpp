@@ -3,9 +3,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "tests/errors.h"
 #include "tests/formats/samples.h"
 #include "tests/models/support.h"
 #include "trireme/formats/hf_writer.h"
+#include "trireme/nn/multi_token.h"
 
 namespace trireme::models {
 namespace {
@@ -33,7 +35,9 @@ spec::ModelShape shape_of_text(const std::string& text) {
 
 TEST(DeepseekV3, HasThePublishedConfigurationsShape) {
   const spec::ModelShape shape = shape_of_text(v3_config(61));
-  EXPECT_EQ(shape, spec::family_shape(spec::Family::kDeepseekV3));
+  spec::ModelShape expected = spec::family_shape(spec::Family::kDeepseekV3);
+  expected.mtp_depth = 1;
+  EXPECT_EQ(shape, expected);
   EXPECT_NEAR(spec::rotary_score_factor(shape.rotary), 1.8738542070926265, 1e-14);
 }
 
@@ -41,9 +45,27 @@ TEST(DeepseekV3, HasThePublishedExperts) {
   const spec::ModelShape shape = shape_of_text(v3_config(3));
   EXPECT_EQ(spec::expert_layers(shape), 58);
   // README_WEIGHTS.md: 671B, 256 of which for each layer are biases of its router.
-  EXPECT_EQ(spec::count_parameters(shape).total(), 671'026'419'200 - 58 * 256);
+  const spec::ParameterCount count = spec::count_parameters(shape);
+  EXPECT_EQ(count.total() - count.mtp, 671'026'419'200 - 58 * 256);
+  EXPECT_NEAR(static_cast<double>(count.mtp), 11.5e9, 0.15e9) << "beside embedding and head";
   EXPECT_EQ(shape.experts.router, spec::RouterKind::kSigmoidTopK);
   EXPECT_EQ(shape.experts.top_k_groups, 4);
+}
+
+/// The reference's numbers are of a model with YaRN (mixtures_test.cpp). A factor of 1 stretches nothing and scales no
+/// scores, so it ties plain RoPE to them.
+TEST(DeepseekV3, WithoutYarnIsWithAFactorOfOne) {
+  const formats::HfDirectory directory(fixture("deepseek_v3"));
+  const spec::ModelShape stretched = read_shape(directory);
+  ASSERT_EQ(stretched.rotary.scaling, spec::RotaryScaling::kYarn);
+  spec::ModelShape plain = stretched, one = stretched;
+  plain.rotary.scaling = spec::RotaryScaling::kNone;
+  one.rotary.factor = 1;
+  const auto logits = [&](const spec::ModelShape& shape) {
+    return logits_of(*load_published(directory, {.precision = {}, .build = {}, .shape = shape}), fixture_ids());
+  };
+  EXPECT_LE(largest(logits(plain), logits(one)), 1e-5);
+  EXPECT_GT(largest(logits(plain), logits(stretched)), 1e-2);
 }
 
 class DeepseekFolder : public OwnFolder {
@@ -148,6 +170,133 @@ TEST_F(DeepseekFolder, IsReadFromFp8Blocks) {
     EXPECT_LE(largest(now, param.master), 0.04 * param.master.abs().max().item<double>()) << param.name;
     EXPECT_FALSE(at::equal(now, param.master / 1.25)) << param.name;
   }
+}
+
+/// Modules of multi-token prediction stand behind the last layer, under the names that were published, with copies of
+/// the embedding and the head: what comes back predicts further tokens as before, by routers with their biases.
+class DeepseekModules : public DeepseekFolder {
+ protected:
+  static constexpr std::int64_t kDepth = 2;
+  static spec::ModelShape with_modules() {
+    spec::ModelShape shape = DeepseekFolder::shape(14);
+    shape.mtp_depth = kDepth;
+    shape.experts = {.num_experts = 4, .top_k = 2, .ffn_size = 10, .num_shared_experts = 1, .first_dense_layers = 1};
+    shape.experts.router = spec::RouterKind::kSigmoidTopK, shape.experts.bias_update_rate = 1e-3;
+    return shape;
+  }
+  static std::unique_ptr<Model> filled() {
+    auto model = build(with_modules());
+    fill(*model, nn::Precision::kFp32);
+    std::uint64_t number = 0;
+    for (nn::moe::ExpertLoads& layer : model->balance) {
+      for (std::int64_t i = 0; i < 4; ++i) layer.bias[i] = 0.3 * Random(5, "bias").uniform(number++);
+    }
+    return model;
+  }
+  /// Loss terms of further tokens.
+  static std::vector<double> further_losses(Model& model) {
+    const at::Tensor ids = some_ids(2, 14, model.shape.vocab_size, 1);
+    nn::Context context = context_for(ids);
+    context.targets = next_tokens(ids);
+    nn::shift_tokens(ids, context, model.shape.mtp_depth);
+    train_once(model, {ids}, context);
+    std::vector<double> sums;
+    for (const nn::LossTerm& term : context.losses)
+      if (term.name.starts_with("mtp_")) sums.push_back(term.sum);
+    return sums;
+  }
+};
+
+TEST_F(DeepseekModules, ComeBackUnderThePublishedNames) {
+  const auto model = filled();
+  const std::vector<double> losses = further_losses(*model);
+  ASSERT_EQ(losses.size(), 2U);
+  save_published(*model, folder_ / "v3", formats::Dtype::kF32);
+  const formats::HfDirectory directory(folder_ / "v3");
+  EXPECT_EQ(directory.config().get<std::int64_t>("num_nextn_predict_layers"), kDepth);
+  const std::int64_t hidden = model->shape.hidden_size, vocabulary = model->shape.vocab_size;
+  for (const std::string layer : {"model.layers.3.", "model.layers.4."}) {
+    const auto shape_of = [&](const char* name) { return directory.tensor(layer + name).info->shape; };
+    EXPECT_EQ(shape_of("enorm.weight"), (std::vector<std::int64_t>{hidden}));
+    EXPECT_EQ(shape_of("hnorm.weight"), (std::vector<std::int64_t>{hidden}));
+    EXPECT_EQ(shape_of("eh_proj.weight"), (std::vector<std::int64_t>{hidden, 2 * hidden}));
+    EXPECT_EQ(shape_of("shared_head.norm.weight"), (std::vector<std::int64_t>{hidden}));
+    EXPECT_EQ(shape_of("shared_head.head.weight"), (std::vector<std::int64_t>{vocabulary, hidden}));
+    EXPECT_EQ(shape_of("mlp.gate.e_score_correction_bias"), (std::vector<std::int64_t>{4}));
+    EXPECT_NE(directory.find(layer + "self_attn.kv_a_proj_with_mqa.weight"), nullptr);
+    EXPECT_NE(directory.find(layer + "mlp.experts.3.down_proj.weight"), nullptr);
+    EXPECT_TRUE(std::ranges::equal(directory.tensor(layer + "embed_tokens.weight").bytes(),
+                                   directory.tensor("model.embed_tokens.weight").bytes()));
+    EXPECT_TRUE(std::ranges::equal(directory.tensor(layer + "shared_head.head.weight").bytes(),
+                                   directory.tensor("lm_head.weight").bytes()));
+  }
+  const auto again = load_published(directory, {});
+  EXPECT_EQ(again->shape, model->shape);
+  for (nn::Param& param : again->params)
+    EXPECT_TRUE(at::equal(param.master, model->params.at(param.name).master)) << param.name;
+  EXPECT_EQ(further_losses(*again), losses);
+  save_published_like(directory, *again, folder_ / "again");
+  const auto before = formats::contents(folder_ / "v3"), after = formats::contents(folder_ / "again");
+  for (const auto& [file, bytes] : before) EXPECT_TRUE(after.at(file) == bytes) << file;
+}
+
+/// Others leave the modules out and keep the number of them; a module of which a part is missing is an error.
+TEST_F(DeepseekModules, MayBeMissingAsAWhole) {
+  const auto model = filled();
+  save_published(*model, folder_ / "v3", formats::Dtype::kF32);
+  const formats::HfDirectory whole(folder_ / "v3");
+  const auto without = [&](const std::string& name, const std::function<bool(const std::string&)>& left_out) {
+    std::vector<formats::TensorSpec> specs;
+    for (const auto& tensor : whole.tensors())
+      if (!left_out(tensor.info->name)) specs.push_back(*tensor.info);
+    formats::HfWriter writer(folder_ / name, formats::plan_hf(specs, whole.config(), {}));
+    for (const formats::TensorSpec& spec : specs) writer.write(spec.name, whole.tensor(spec.name).bytes());
+    writer.finish();
+    return formats::HfDirectory(folder_ / name);
+  };
+  const at::Tensor ids = some_ids(2, 14, model->shape.vocab_size, 1), expected = logits_of(*model, ids);
+  for (const std::int64_t left : {1, 0}) {
+    const auto directory = without(std::to_string(left), [&](const std::string& name) {
+      return name.starts_with("model.layers.4.") || (left == 0 && name.starts_with("model.layers.3."));
+    });
+    const auto read = load_published(directory, {});
+    EXPECT_EQ(read->shape.mtp_depth, left);
+    EXPECT_TRUE(at::equal(logits_of(*read, ids), expected));
+    // What is written of it says how many there are.
+    save_published(
+        *read, folder_ / ("of" + std::to_string(left)), formats::Dtype::kF32,
+        [](const nn::Param& param, std::int64_t begin, std::int64_t end) {
+          return param.master.view({-1}).narrow(0, begin, end - begin);
+        },
+        texts_of(folder_ / std::to_string(left)));
+    const formats::HfDirectory written(folder_ / ("of" + std::to_string(left)));
+    EXPECT_EQ(written.config().get<std::int64_t>("num_nextn_predict_layers"), left);
+  }
+  const auto broken = without("broken", [](const std::string& name) { return name == "model.layers.4.hnorm.weight"; });
+  EXPECT_THAT(words_of([&] { load_published(broken, {}); }), testing::HasSubstr("model.layers.4.hnorm.weight"));
+  // Whoever asks for more modules than there are reads the others and leaves theirs as they are.
+  spec::ModelShape more = with_modules();
+  auto asked = build(more);
+  const formats::HfDirectory one(folder_ / "1");
+  const auto tensors = published_tensors(*asked, [&](std::string_view name) { return one.find(name) != nullptr; });
+  EXPECT_TRUE(std::ranges::none_of(
+      tensors, [](const PublishedTensor& tensor) { return tensor.param->name.starts_with("mtp.1."); }));
+  EXPECT_EQ(published_biases(more, one).size(), 3U) << "of two layers and a module";
+}
+
+TEST_F(DeepseekModules, AreCodedLikeLayersInFp8Blocks) {
+  const auto model = filled();
+  save_published(*model, folder_ / "fp8", formats::Dtype::kF8E4M3);
+  const formats::HfDirectory directory(folder_ / "fp8");
+  const auto type_of = [&](const std::string& name) { return directory.tensor("model.layers.3." + name).info->dtype; };
+  EXPECT_EQ(type_of("self_attn.o_proj.weight"), formats::Dtype::kF8E4M3);
+  EXPECT_EQ(type_of("mlp.experts.2.up_proj.weight"), formats::Dtype::kF8E4M3);
+  for (const char* name : {"eh_proj.weight", "shared_head.head.weight", "embed_tokens.weight", "mlp.gate.weight"})
+    EXPECT_EQ(type_of(name), formats::Dtype::kBF16) << name;
+  const auto read = load_published(directory, {});
+  EXPECT_EQ(read->shape.mtp_depth, kDepth);
+  const std::vector<double> exact = further_losses(*model), coded = further_losses(*read);
+  for (std::size_t i = 0; i < exact.size(); ++i) EXPECT_NEAR(coded[i], exact[i], 0.1 * exact[i]);
 }
 
 /// Matrices of layers as codes and scales, everything else and routers in bfloat16, and the configuration says so.

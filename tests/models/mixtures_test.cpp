@@ -205,6 +205,29 @@ TEST(MixtureModels, HaveTheParametersThatAreListedAndCounted) {
   }
 }
 
+/// Noisy gates start at zero, both matrices: each expert gets its share, by chance alone. Others are drawn.
+TEST(MixtureModels, StartWithEvenLoadsWhereGatesAreNoisy) {
+  for (const spec::ModelShape& shape : mixture_shapes()) {
+    const auto model = build(shape);
+    nn::initialise(model->params, nn::Precision::kFp32, 1);
+    const bool noisy = shape.experts.router == spec::RouterKind::kNoisyTopK;
+    for (const nn::Param& param : model->params) {
+      if (!param.name.ends_with("router.weight")) continue;
+      EXPECT_EQ(param.master.abs().max().item<double>() == 0, noisy) << param.name;
+    }
+    if (!noisy || shape.num_encoder_layers == 0) continue;
+    const at::Tensor ids = some_ids(64, 8, shape.vocab_size, 1);
+    nn::Context context = context_for(ids);
+    context.source = context.sequence;
+    context.training = true;
+    context.targets = next_tokens(ids);
+    train_once(*model, {ids, ids}, context);
+    for (const nn::moe::ExpertLoads& layer : model->balance) {
+      for (const std::int64_t count : layer.counts) EXPECT_NEAR(static_cast<double>(count), 256, 48) << layer.layer;
+    }
+  }
+}
+
 TEST(MixtureModels, ComputeTheFlopsOfTheFormula) {
   for (const spec::ModelShape& shape : mixture_shapes()) {
     if (shape.num_encoder_layers > 0 || shape.experts.router == spec::RouterKind::kStrictBalance) continue;

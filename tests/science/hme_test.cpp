@@ -265,6 +265,24 @@ TEST(HmeDrawing, NamesExpertsByTheirWayDownTheTree) {
   EXPECT_EQ(expert_name(Hme::make(gaussian_columns(1), {}), 0), "1");
 }
 
+/// The legend's longest line, at what its letters take in the mean, ends within the picture.
+TEST(HmeDrawing, IsAsWideAsItsLegend) {
+  const Samples samples = wavy(60, 29);
+  const Hme model = fit_by_em(gaussian_columns(2), {2, 2}, samples, {.iterations = 10, .restarts = 1});
+  const std::string svg = draw_regions(model, samples, {0}, true);
+  const auto number_after = [&](const std::string& words, std::size_t from) {
+    return std::stod(svg.substr(svg.find(words, from) + words.size()));
+  };
+  const double width = number_after(" width=\"", 0);
+  double end = 0;
+  for (std::size_t at = svg.find(">expert "); at != std::string::npos; at = svg.find(">expert ", at + 1)) {
+    const std::size_t begin = svg.rfind("<text", at);
+    end = std::max(end, number_after("x=\"", begin) + 6.5 * static_cast<double>(svg.find("</text>", at) - at - 2));
+  }
+  EXPECT_GT(end, 820) << "a legend that needs room: expert, share and deviation";
+  EXPECT_GE(width, end);
+}
+
 TEST(HmeDrawing, DrawsOneAndTwoInputsAndEscapesNames) {
   Columns columns = gaussian_columns(2);
   columns.inputs[0] = "<b>&x";

@@ -96,6 +96,38 @@ TEST(ModelConfig, ProblemsOfTheShapeAreProblemsOfTheRecipe) {
       {.text = "[model]\nfamily = \"gpt2\"\nhidden_size = 1024\nnum_heads = 16\nnum_kv_heads = 16\nhead_dim = 64\n"}));
 }
 
+/// [experts] without num_experts beside a folder: its experts with the keys that are given. A default cannot be told
+/// from a key that is not given, so it is refused, unless the section stands there whole, as `recipe show` prints it.
+TEST(ModelConfig, SingleKeysOfExpertsChangeThoseOfAFolder) {
+  const auto load = [](const std::string& experts) {
+    return load_recipe({.text = "[model]\ninit_from = \"mixtral\"\n[experts]\n" + experts}).value;
+  };
+  ModelShape stored = family_shape(Family::kMistral);
+  stored.experts = {.num_experts = 8, .top_k = 2, .norm_topk_prob = false, .aux_loss_weight = 0.02};
+  const ModelShape shape = with_keys(stored, load("aux_loss_weight = 0.1\nnode_ranks = 4\n").model);
+  Experts expected = stored.experts;
+  expected.aux_loss_weight = 0.1, expected.node_ranks = 4;
+  EXPECT_EQ(shape.experts, expected);
+  EXPECT_EQ(with_keys(stored, ModelConfig{}).experts, stored.experts);
+  const auto refused = [&](const std::string& experts) -> std::vector<config::Problem> {
+    try {
+      (void)load(experts);
+    } catch (const config::ProblemsError& error) {
+      return error.problems();
+    }
+    return {};
+  };
+  const auto problems = refused("aux_loss_weight = 0.0\nnode_ranks = 4\n");
+  ASSERT_EQ(problems.size(), 1U);
+  EXPECT_EQ(problems[0].key, "experts.aux_loss_weight");
+  EXPECT_THAT(problems[0].hint, HasSubstr("num_experts"));
+  EXPECT_THAT(refused("num_experts = 8\ntop_k = 2\naux_loss_weight = 0.0\n"), IsEmpty());
+  EXPECT_EQ(load("num_experts = 0\naux_loss_weight = 0.1\ntop_k = 1\n").model.experts.aux_loss_weight, 0.1);
+  // Without a folder nothing would use them.
+  EXPECT_THROW((void)load_recipe({.text = "[model]\nfamily = \"mistral\"\n[experts]\naux_loss_weight = 0.1\n"}),
+               config::ProblemsError);
+}
+
 /// What is not given follows from what is, not from the family's smallest published model.
 TEST(ModelConfig, SizesThatAreLeftOutAreDerived) {
   const ModelShape llama = shape_from("[model]\nfamily = \"llama\"\nhidden_size = 96\nnum_heads = 4\n");

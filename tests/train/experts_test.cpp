@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <numeric>
 
+#include "tests/errors.h"
 #include "tests/train/support.h"
 #include "trireme/checkpoint/memory_snapshots.h"
 #include "trireme/checkpoint/saver.h"
@@ -355,6 +356,46 @@ TEST(Experts, EveryRouterIsTheSameUnderEveryLayout) {
     recipe.train.micro_batch_size = experts.balance_group;
     expect_equal(recipe, {"dp=2 cp=2 ep=4", "tp=2 sp ep=2"}, 4);
   }
+}
+
+/// Whoever begins from a published folder says what is to be different alone: how experts are balanced and where their
+/// rows go is no matter of weights, which come with their biases. What is would be another model.
+TEST(Experts, OfAFolderKeepWhatIsNotGiven) {
+  spec::Recipe recipe;
+  recipe.model.init_from = TRIREME_FIXTURES "/models/deepseek_v3";
+  recipe.data.seq_len = 12;
+  recipe.data.synthetic.kind = spec::SyntheticKind::kCopy;
+  recipe.batch.global_batch_tokens = 8 * 12;
+  recipe.train.micro_batch_size = 1;
+  recipe.train.steps = 4;
+  recipe.layout.ep = 4;
+  const spec::Experts stored = model_shape(recipe).experts;
+  ASSERT_EQ(stored.num_experts, 8);
+  spec::Experts expected = stored;
+  expected.node_ranks = 2, expected.redundant_experts = 4, expected.move_experts = true;
+  expected.rebalance_every = 1, expected.aux_loss_weight = 1e-3, expected.bias_update_rate = 0.01;
+  recipe.model.experts.node_ranks = 2, recipe.model.experts.redundant_experts = 4;
+  recipe.model.experts.move_experts = true, recipe.model.experts.rebalance_every = 1;
+  recipe.model.experts.aux_loss_weight = 1e-3, recipe.model.experts.bias_update_rate = 0.01;
+  EXPECT_EQ(model_shape(recipe).experts, expected);
+  spec::Recipe whole = recipe;
+  whole.model.experts = expected;
+  EXPECT_EQ(model_shape(whole).experts, expected);
+  with_trainers(recipe, 4, [&](Trainer& trainer, comm::Rank& rank) {
+    double largest = 0;
+    for (const nn::moe::ExpertLoads& layer : *trainer.engine().balance())
+      largest = std::max(largest, layer.bias.abs().max().item<double>());
+    EXPECT_GT(largest, 0) << "biases of the folder";
+    const double loss = trainer.step().loss;
+    if (rank.rank() == 0) {
+      EXPECT_GT(loss, 0);
+    }
+  });
+  recipe.model.experts.top_k = 2;
+  EXPECT_THAT(message_of([&] { model_shape(recipe); }), testing::HasSubstr("experts.top_k = 2"));
+  recipe.model.experts.top_k = 1;  // the default: the folder's 3 stay
+  recipe.model.init_from = TRIREME_FIXTURES "/models/llama";
+  EXPECT_THAT(message_of([&] { model_shape(recipe); }), testing::HasSubstr("a model without experts"));
 }
 
 std::uint64_t state_hash(Trainer& trainer, comm::Rank& rank) {

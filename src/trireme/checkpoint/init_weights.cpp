@@ -18,14 +18,26 @@ constexpr std::int64_t kElementsAtOnce = std::int64_t{1} << 20;
 
 /// Keys that change how a model is trained or how far it reaches, but no weight and not what one means.
 bool is_harmless(std::string_view key) {
-  constexpr std::array<std::string_view, 8> kKeys = {"dropout", "attention_dropout", "label_smoothing",
+  constexpr std::array<std::string_view, 9> kKeys = {"dropout", "attention_dropout", "label_smoothing",
                                                      "z_loss",  "init_std",          "scaled_residual_init",
-                                                     "epsilon", "max_seq_len"};
+                                                     "epsilon", "max_seq_len",       "mtp_loss_weight"};
   // What balances experts, and how a layer computes them.
-  constexpr std::array<std::string_view, 7> kExperts = {
-      "experts.aux_loss_weight", "experts.z_loss_weight", "experts.jitter",        "experts.expert_dropout",
-      "experts.balance_group",   "experts.arena",         "experts.bias_centered",
-  };
+  constexpr std::array<std::string_view, 16> kExperts = {"experts.aux_loss_weight",
+                                                         "experts.z_loss_weight",
+                                                         "experts.importance_loss_weight",
+                                                         "experts.load_loss_weight",
+                                                         "experts.threshold_loss_weight",
+                                                         "experts.jitter",
+                                                         "experts.expert_dropout",
+                                                         "experts.balance_group",
+                                                         "experts.arena",
+                                                         "experts.bias_centered",
+                                                         "experts.node_ranks",
+                                                         "experts.slice_over_tp",
+                                                         "experts.redundant_experts",
+                                                         "experts.move_experts",
+                                                         "experts.rebalance_every",
+                                                         "experts.dispatch_precision"};
   if (std::ranges::find(kExperts, key) != kExperts.end()) return true;
   return key.starts_with("rotary.") || key.starts_with("window") || std::ranges::find(kKeys, key) != kKeys.end();
 }
@@ -58,6 +70,10 @@ void check_init_shape(const spec::ModelShape& stored, const spec::ModelShape& sh
     throw ConfigError(fmt::format("model.init_dense is given, but {} holds a model without experts", *model.init_from),
                       "leave model.init_dense out");
   }
+  if (!stored.experts.used() && !model.experts.used() && model.experts != spec::Experts{}) {
+    throw ConfigError(fmt::format("[experts] is given, but {} holds a model without experts", *model.init_from),
+                      "leave [experts] out");
+  }
   if (auto problems = spec::find_problems(shape, "model"); !problems.empty()) {
     throw config::ProblemsError(fmt::format("the model that is made of {}", *model.init_from), std::move(problems));
   }
@@ -66,6 +82,10 @@ void check_init_shape(const spec::ModelShape& stored, const spec::ModelShape& sh
     const std::string key = difference.substr(0, difference.find(' '));
     const bool positions = key == "max_seq_len" && shape.position_kind == spec::PositionKind::kLearned;
     if (is_harmless(key) && !positions) continue;
+    if (key == "mtp_depth" && shape.mtp_depth < stored.mtp_depth) continue;  // modules that are not asked for
+    // 0 is no bias, which chooses other experts; any other rate goes on from what is stored.
+    const bool biased = shape.experts.bias_update_rate > 0 && stored.experts.bias_update_rate > 0;
+    if (key == "experts.bias_update_rate" && biased) continue;
     if (key == "vocab_size" && model.init_resize_vocab) continue;
     if (key.starts_with("experts.") && model.init_dense) continue;
     changed.push_back(key.starts_with("experts.") ? difference : fmt::format("model.{}", difference));

@@ -32,10 +32,7 @@ void check_is_something(const fs::path& path) {
 
 spec::ModelShape stored_shape(const fs::path& path) {
   check_is_something(path);
-  if (is_published(path)) {
-    const formats::HfDirectory directory(path);
-    return models::format_of(directory.config()).read_config(directory.config());
-  }
+  if (is_published(path)) return models::read_shape(formats::HfDirectory(path));
   if (const auto shape = spec::shape_of(read_run_recipe(path).model)) return *shape;
   throw ConfigError(fmt::format("the recipe in {} has no model", path.string()));
 }

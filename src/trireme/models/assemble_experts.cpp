@@ -86,8 +86,10 @@ nn::Branch Assembly::experts(const std::string& name, nn::Stream stream) {
   const std::int64_t into = shape_.gated ? 2 * ffn : ffn;
   nn::Norm normed = norm(name + ".norm");
   auto router = nn::moe::make_router(config);
-  nn::Param& router_weight =
-      table(name + ".router.weight", router->outputs(), matrix_init(hidden, router->outputs(), false));
+  // Shazeer et al. start gates and their noise at zero, so that loads are even until something has been learnt.
+  const bool noisy = config.router == spec::RouterKind::kNoisyTopK;
+  nn::Param& router_weight = table(name + ".router.weight", router->outputs(),
+                                   noisy ? Init{Init::Kind::kZeros, 0} : matrix_init(hidden, router->outputs(), false));
   nn::Param* thresholds = nullptr;
   if (router->bias_kind() == Router::BiasKind::kLearned) {
     thresholds = &vector(name + ".router.thresholds", count, {Init::Kind::kZeros, 0});

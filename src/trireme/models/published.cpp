@@ -155,8 +155,9 @@ std::span<const std::byte> bytes_of(const at::Tensor& tensor) {
 std::vector<std::string> lost_features(const FamilyFormat& format, const formats::HfConfig& config,
                                        spec::ModelShape shape) {
   const spec::ModelShape read = format.read_config(config);
-  // These matter in training only, and no published format has them. Modules of multi-token prediction are left out.
-  shape.mtp_depth = read.mtp_depth, shape.mtp_loss_weight = read.mtp_loss_weight;
+  // These matter in training only, and no published format has them.
+  shape.mtp_loss_weight = read.mtp_loss_weight;
+  if (format.module_tensor == nullptr) shape.mtp_depth = read.mtp_depth;  // modules are left out
   shape.label_smoothing = read.label_smoothing, shape.z_loss = read.z_loss;
   shape.scaled_residual_init = read.scaled_residual_init;
   if (shape.experts.used()) {  // what balances experts, and how a layer computes them
@@ -199,8 +200,22 @@ void check_says_all(const FamilyFormat& format, const formats::HfConfig& config,
 /// What FP8 is for: matrices of layers, but for routers, whose choices would flip.
 bool is_layer_matrix(const PublishedTensor& tensor) {
   const std::string& name = tensor.param->name;
-  return name.find("layers.") != std::string::npos && published_shape(tensor).size() == 2 &&
+  const bool of_module = name.starts_with("mtp.") && !name.ends_with(".projection.weight");
+  return (of_module || name.find("layers.") != std::string::npos) && published_shape(tensor).size() == 2 &&
          !name.ends_with("router.weight");
+}
+
+/// Modules of multi-token prediction may be missing as a whole.
+void leave_out_missing_modules(std::vector<PublishedTensor>& tensors, std::int64_t depth,
+                               const std::function<bool(std::string_view)>& known) {
+  for (std::int64_t module = 0; module < depth; ++module) {
+    const auto is_its = [ours = fmt::format("mtp.{}.", module)](const PublishedTensor& tensor) {
+      return tensor.param->name.starts_with(ours);
+    };
+    const bool there =
+        std::ranges::any_of(tensors, [&](const auto& tensor) { return is_its(tensor) && known(tensor.name); });
+    if (!there) std::erase_if(tensors, is_its);
+  }
 }
 
 /// "model.layers.1.mlp.experts." of one of its tensors; empty: it is of no expert.
@@ -273,8 +288,29 @@ std::vector<PublishedTensor> published_tensors(Model& model, const std::function
       best = std::move(tensors);
     }
   }
-  if (known) name_as_stored(best, known);
+  if (!known) return best;
+  leave_out_missing_modules(best, model.shape.mtp_depth, known);
+  name_as_stored(best, known);
   return best;
+}
+
+spec::ModelShape read_shape(const formats::HfDirectory& directory) {
+  const FamilyFormat& format = format_of(directory.config());
+  spec::ModelShape shape = format.read_config(directory.config());
+  if (format.module_tensor == nullptr) return shape;
+  const auto has = [&](std::int64_t module) {
+    return std::ranges::any_of(format.prefixes, [&](std::string_view prefix) {
+      return directory.find(format.module_tensor(shape, std::string(prefix), module)) != nullptr;
+    });
+  };
+  const std::int64_t said = shape.mtp_depth;
+  std::int64_t there = 0;
+  while (there < said && has(there)) ++there;
+  if (there < said)
+    log_info("{}: config.json says {} modules of multi-token prediction, the folder has {}", directory.path().string(),
+             said, there);
+  shape.mtp_depth = there;
+  return shape;
 }
 
 std::int64_t row_elements(const nn::Param& param) {
@@ -286,11 +322,14 @@ std::vector<PublishedBias> published_biases(const spec::ModelShape& shape, const
   if (format.biases == nullptr || !shape.experts.used()) return {};
   for (const std::string_view prefix : format.prefixes) {
     auto biases = format.biases(shape, std::string(prefix));
+    std::erase_if(biases, [&](const PublishedBias& bias) {  // a module may be missing as a whole
+      return bias.layer.starts_with("mtp.") && directory.find(bias.name) == nullptr;
+    });
     const bool there = std::ranges::all_of(biases, [&](const auto& bias) { return directory.find(bias.name); });
     if (there) return biases;
   }
   for (const PublishedBias& bias : format.biases(shape, std::string(format.prefixes.front()))) {
-    if (directory.find(bias.name) != nullptr) continue;
+    if (directory.find(bias.name) != nullptr || bias.layer.starts_with("mtp.")) continue;
     throw FormatError(fmt::format("{} has no tensor {}", directory.path().string(), formats::shown(bias.name)),
                       "routers of this family choose experts with it");
   }
@@ -387,8 +426,7 @@ void log_unused(const formats::HfDirectory& directory, const std::vector<Publish
 }
 
 std::unique_ptr<Model> load_published(const formats::HfDirectory& directory, const LoadOptions& options) {
-  auto model = build(options.shape ? *options.shape : format_of(directory.config()).read_config(directory.config()),
-                     options.build);
+  auto model = build(options.shape ? *options.shape : read_shape(directory), options.build);
   nn::allocate(model->params, options.precision);
   const auto tensors =
       published_tensors(*model, [&](std::string_view name) { return directory.find(name) != nullptr; });
@@ -487,9 +525,9 @@ void save_published(Model& model, const std::filesystem::path& path, formats::Dt
   if (model.shape.sparse_attention.used())
     throw ConfigError("published formats have no block-sparse attention (model.sparse_attention)",
                       "keep the run's own checkpoints: trireme convert --to checkpoint");
-  if (model.shape.mtp_depth > 0)
-    log_info("{}: modules of multi-token prediction are left out: the published format has the model alone",
-             path.string());
+  if (model.shape.mtp_depth > 0 && format.module_tensor == nullptr)
+    log_info("{}: modules of multi-token prediction are left out: the published format of {} has no place for them",
+             path.string(), format.model_type);
   formats::HfConfig config(texts.config, "config.json");
   if (!config.json().contains("architectures")) {
     config.set("architectures", nlohmann::ordered_json::array({format.architecture}));
@@ -517,7 +555,7 @@ void save_published(Model& model, const std::filesystem::path& path, formats::Dt
   std::vector<formats::TensorSpec> specs;
   std::vector<PublishedTensor> written;
   for (PublishedTensor& tensor : published_tensors(model, nullptr)) {
-    if (tensor.optional) continue;
+    if (tensor.optional && !tensor.repeated) continue;
     const std::vector<std::int64_t> shape = published_shape(tensor);
     if (codec != nullptr && is_quantisable(*tensor.param)) {
       for (formats::TensorSpec& spec : codec->specs(tensor.name, tensor.rows, row_elements(*tensor.param)))

@@ -32,6 +32,7 @@ struct PublishedTensor {
   std::int64_t first_row = 0, rows = 0;
   bool transposed = false;               ///< published as [in, out]: GPT-2
   bool optional = false;                 ///< a second name of a tied weight: may be missing
+  bool repeated = false;                 ///< an optional one that is written all the same
   std::vector<std::int64_t> shape = {};  ///< as it is published; empty: rows of the parameter
 };
 /// Elements of a row.
@@ -61,6 +62,8 @@ struct FamilyFormat {
   bool experts = false;                        ///< whether models of the family that it is for have some
   /// Those of routers; null: the family has none.
   std::vector<PublishedBias> (*biases)(const spec::ModelShape& shape, const std::string& prefix) = nullptr;
+  /// A tensor that each module of multi-token prediction has; null: the family has no place for them.
+  std::string (*module_tensor)(const spec::ModelShape& shape, const std::string& prefix, std::int64_t depth) = nullptr;
 };
 
 std::span<const FamilyFormat* const> family_formats();
@@ -72,13 +75,18 @@ inline bool is_format_of(const FamilyFormat& format, const spec::ModelShape& sha
 const FamilyFormat& format_of(const formats::HfConfig& config);
 const FamilyFormat& format_of(const spec::ModelShape& shape);
 
+/// The model of a directory: what its config.json says, with those modules of multi-token prediction that have weights
+/// there (other writers keep the number and leave the modules out).
+spec::ModelShape read_shape(const formats::HfDirectory& directory);
+
 /// Those of the model's routers that the directory has; a FormatError naming the tensor where one is missing.
 std::vector<PublishedBias> published_biases(const spec::ModelShape& shape, const formats::HfDirectory& directory);
 /// Reads them into the layers that the balance has.
 void load_biases(const spec::ModelShape& shape, const formats::HfDirectory& directory, nn::moe::Balance& balance);
 
 /// The tensors under the names that are known, with whichever prefix fits most of them; the format's first when nothing
-/// is asked. A tied weight has one name that is not optional: the one it is stored under.
+/// is asked. Modules of multi-token prediction of which nothing is known are left out. A tied weight has one name that
+/// is not optional: the one it is stored under.
 std::vector<PublishedTensor> published_tensors(Model& model, const std::function<bool(std::string_view)>& known);
 
 /// The published tensor's part of something shaped like the parameter (its master or gradient), as it is published: a

@@ -19,7 +19,8 @@ constexpr std::array<const char*, 16> kExpertColors = {"#0072b2", "#d55e00", "#0
                                                        "#8a5f00", "#1f6f9c", "#4d4417", "#2b2f35"};
 const char* color_of(std::size_t expert) { return kExpertColors[expert % kExpertColors.size()]; }
 
-constexpr double kLeft = 64, kTop = 16, kPlotWidth = 480, kPlotHeight = 400, kLegend = 572, kWidth = 820, kHeight = 470;
+constexpr double kLeft = 64, kTop = 16, kPlotWidth = 480, kPlotHeight = 400, kLegend = 572, kHeight = 470;
+constexpr double kLeastWidth = 820, kCharacter = 7;  // no character of the legend is wider in the mean
 
 /// An axis in the data's own units.
 struct Extent {
@@ -59,7 +60,7 @@ class RegionDrawing {
         "<svg{} viewBox=\"0 0 {} {}\" width=\"{}\" height=\"{}\" font-family=\"system-ui,sans-serif\" "
         "font-size=\"12\">\n"
         "{}{}</svg>\n",
-        alone ? " xmlns=\"http://www.w3.org/2000/svg\"" : "", kWidth, kHeight, kWidth, kHeight,
+        alone ? " xmlns=\"http://www.w3.org/2000/svg\"" : "", width_, kHeight, width_, kHeight,
         alone ? "<rect width=\"100%\" height=\"100%\" fill=\"#fff\"/>\n" : "", out_);
   }
 
@@ -214,7 +215,9 @@ class RegionDrawing {
         out_ += fmt::format("<rect x=\"{}\" y=\"{:.0f}\" width=\"12\" height=\"12\" fill=\"{}\"/>\n", kLegend, y - 10,
                             color);
       }
-      out_ += fmt::format("<text x=\"{}\" y=\"{:.0f}\">{}</text>\n", kLegend + (color != nullptr ? 18 : 0), y, text);
+      const double x = kLegend + (color != nullptr ? 18 : 0);
+      out_ += fmt::format("<text x=\"{}\" y=\"{:.0f}\">{}</text>\n", x, y, text);
+      width_ = std::max(width_, x + kCharacter * static_cast<double>(text.size()));
       y += 18;
     };
     std::vector<std::size_t> order(shares.size());
@@ -250,6 +253,7 @@ class RegionDrawing {
   Extent x_, y_;
   Forward at_;
   std::string out_;
+  double width_ = kLeastWidth;
 };
 
 }  // namespace

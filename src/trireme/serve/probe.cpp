@@ -96,7 +96,8 @@ at::Tensor whole_gradient(const nn::Param& param, const layout::Mesh& mesh, comm
 ProbeResult probe(const ProbeRequest& request, comm::Group& world) {
   const formats::HfDirectory directory(request.model);
   const TokenLists lists = formats::read_token_lists(request.ids, /*equal=*/true);
-  const spec::ModelShape shape = checkpoint::stored_shape(request.model);
+  spec::ModelShape shape = checkpoint::stored_shape(request.model);
+  shape.mtp_depth = 0;  // the reference has no modules of multi-token prediction
   check_positions(lists, shape);
   for (const auto& list : lists) check_tokens(list, shape);
   const bool encoder = shape.num_encoder_layers > 0;  // it reads the lists, and its decoder is to give them again
@@ -116,6 +117,7 @@ ProbeResult probe(const ProbeRequest& request, comm::Group& world) {
   }
   checkpoint::OpenOptions options;
   options.device = device;
+  options.shape = shape;
   options.build.parallel = &groups->parallel;
   const auto model = checkpoint::open_model(request.model, options).model;
   const auto whole = models::build(shape);  // names and shapes, without memory

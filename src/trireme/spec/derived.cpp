@@ -144,6 +144,27 @@ class BesideRecipe {
   fs::path folder_;
 };
 
+/// Keys of [experts] that are given beside a folder's, and at their defaults: they would change nothing.
+Problems unseen_experts(const LoadedRecipe& loaded) {
+  const ModelConfig& model = loaded.value.model;
+  const bool whole = model.experts.used() || loaded.origins.contains("experts.num_experts");
+  if (!model.init_from || model.init_dense || whole) return {};
+  Problems problems;
+  const config::Schema schema = config::schema_of<Experts>();
+  const Experts defaults;
+  for (const config::Field& field : schema.fields) {
+    const std::string key = fmt::format("experts.{}", field.name);
+    if (!loaded.origins.contains(key) || !(field.get(&model.experts) == field.get(&defaults))) continue;
+    problems.push_back({.key = key,
+                        .reason = fmt::format("is {}, the default, which beside model.init_from is as if it were not "
+                                              "given",
+                                              config::value_text(field, field.get(&defaults))),
+                        .hint = "leave it out to keep what the folder has, or give [experts] as a whole, with "
+                                "num_experts"});
+  }
+  return problems;
+}
+
 }  // namespace
 
 Problems derive(LoadedRecipe& loaded, const config::Input& input, int ranks, std::vector<std::string>& said) {
@@ -159,6 +180,7 @@ Problems derive(LoadedRecipe& loaded, const config::Input& input, int ranks, std
   }
   Problems problems = derive_batch(loaded, ranks, said);
   derive_total(loaded, said);
+  for (config::Problem& problem : unseen_experts(loaded)) problems.push_back(std::move(problem));
   return problems;
 }
 

@@ -4,6 +4,7 @@
 //   batch.global_batch_tokens or         any two of them and train.gradient_accumulation_steps give the third
 //   train.micro_batch_size
 //   paths in the file                    of a file that is there beside the recipe
+//   other keys of [experts]              from model.init_from, where the section does not say experts.num_experts
 //
 // Depends on: base (config), recipe.h.
 #pragma once

@@ -67,11 +67,9 @@ void describe_balance(config::Section<Experts>& section) {
              "sigmoid-top-k: what an expert's selection bias moves by after each step; 0: no bias")
       .at_least(0.0);
   section.field("bias_centered", &Experts::bias_centered, "the biases' mean is subtracted after each update");
-  section
-      .field("arena", &Experts::arena,
-             "with layout.ep: rows that a rank computes at once, over an even share; what exceeds it takes further "
-             "passes")
-      .at_least(1.0);
+  section.field("arena", &Experts::arena,
+                "with layout.ep: rows that a rank computes at once, over an even share, at least 1; what exceeds it "
+                "takes further passes");
   section
       .field("node_ranks", &Experts::node_ranks,
              "hierarchical all-to-all: neighbouring ranks of layout.ep that are one node; a token crosses once to each "
@@ -208,7 +206,7 @@ std::vector<config::Problem> find_problems(const Experts& experts) {
                         .reason = fmt::format("{} of {} experts", experts.top_k, experts.num_experts),
                         .hint = fmt::format("set experts.top_k = {}", experts.num_experts)});
   }
-  if (experts.arena < 1) {
+  if (!(experts.arena >= 1)) {
     problems.push_back({.key = "experts.arena",
                         .reason = fmt::format("is {}, but evenly routed rows must fit", experts.arena),
                         .hint = "set experts.arena = 1.5"});

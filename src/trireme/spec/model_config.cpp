@@ -377,13 +377,32 @@ std::optional<ModelShape> shape_of(const ModelConfig& config) {
   return shape;
 }
 
+namespace {
+
+/// Beside a stored model's experts: keys that are not at their defaults. derived.cpp refuses those that are given and
+/// cannot be seen so.
+void set_given(const Experts& given, Experts& to) {
+  static const config::Schema schema = config::schema_of<Experts>();
+  const Experts defaults;
+  for (const config::Field& field : schema.fields) {
+    const config::Value value = field.get(&given);
+    if (!(value == field.get(&defaults))) field.set(&to, value);
+  }
+}
+
+}  // namespace
+
 ModelShape with_keys(ModelShape shape, const ModelConfig& config) {
   if (const auto& mode = config.sparse_attention.mode; mode && *mode != shape.sparse_attention.mode)
     shape.sparse_attention = sparse_defaults(*mode);
   visit_pairs(config, shape, [](const auto& key, auto& value) {
     if (key) value = *key;
   });
-  if (config.experts.used()) shape.experts = config.experts;
+  if (config.experts.used()) {
+    shape.experts = config.experts;
+  } else if (shape.experts.used()) {
+    set_given(config.experts, shape.experts);
+  }
   if (config.init_dense) shape.experts = {};
   return shape;
 }

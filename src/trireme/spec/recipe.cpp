@@ -170,7 +170,10 @@ std::vector<config::Problem> find_problems(const Recipe& recipe) {
     problems.push_back({.key = "run.out", .reason = "is empty", .hint = "set run.out = \"runs\""});
   }
   for (config::Problem& problem : find_problems(recipe.model)) problems.push_back(std::move(problem));
-  if (recipe.model.init_from || !recipe.model.experts.used())  // else with the model's shape
+  // Beside a folder's experts single keys of theirs may be given: who opens it looks at what comes of it. With sizes of
+  // their own they are looked at with the model's shape.
+  const bool of_folder = recipe.model.init_from && !recipe.model.init_dense && !recipe.model.experts.used();
+  if (!of_folder && (recipe.model.init_from || !recipe.model.experts.used()))
     for (config::Problem& problem : find_problems(recipe.model.experts)) problems.push_back(std::move(problem));
   for (config::Problem& problem : find_problems(recipe.data, recipe.model)) problems.push_back(std::move(problem));
   const bool is_emulated = comm.transport == Transport::kEmulated;

@@ -66,6 +66,7 @@ TEST(DispatchPlan, SendsEveryRowOnceAndWhatIsSentIsReceived) {
 TEST(Arena, IsAShareOfAllRows) {
   EXPECT_EQ(arena_rows(std::vector<std::int64_t>{10, 0, 0, 2}, 2, 1.5), 9);
   EXPECT_EQ(arena_rows(std::vector<std::int64_t>{0, 0}, 2, 1.5), 1);
+  EXPECT_EQ(arena_rows(std::vector<std::int64_t>{10, 0, 0, 2}, 2, 1e300), 12) << "never more than there are";
 }
 
 }  // namespace

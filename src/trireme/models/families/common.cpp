@@ -135,6 +135,11 @@ void TensorList::add(std::string name, const std::string& param, bool transposed
                       .optional = optional});
 }
 
+void TensorList::add_copy(std::string name, const std::string& param) {
+  add(std::move(name), param, /*transposed=*/false, /*optional=*/true);
+  tensors_.back().repeated = true;
+}
+
 void TensorList::add_head() {
   const bool tied = model_.shape.tied;
   add("lm_head.weight", tied ? "embedding.tokens.weight" : "head.weight", false, /*optional=*/tied);

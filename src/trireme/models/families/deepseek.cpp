@@ -1,4 +1,5 @@
-// DeepSeek-V3: latent attention, dense MLPs in the first layers, experts with biased routers in the others.
+// DeepSeek-V3: latent attention, dense MLPs in the first layers, experts with biased routers in the others. Modules of
+// multi-token prediction are published as layers behind the last one, with copies of the embedding and the head.
 #include <fmt/format.h>
 
 #include <nlohmann/json.hpp>
@@ -77,6 +78,7 @@ spec::ModelShape read_deepseek_config(const formats::HfConfig& config) {
   shape.rotary = {};
   read_rotary(config, shape, 10000);
   shape.experts = read_deepseek_experts(config, shape.num_layers);
+  shape.mtp_depth = config.get_or<std::int64_t>("num_nextn_predict_layers", 0);
   refuse_others(config, shape);
   return shape;
 }
@@ -85,6 +87,8 @@ void write_deepseek_config(const spec::ModelShape& shape, formats::HfConfig& con
   config.set("vocab_size", shape.vocab_size);
   config.set("hidden_size", shape.hidden_size);
   config.set("num_hidden_layers", shape.num_layers);
+  if (shape.mtp_depth > 0 || config.json().contains("num_nextn_predict_layers"))
+    config.set("num_nextn_predict_layers", shape.mtp_depth);
   const spec::Experts& experts = shape.experts;
   config.set("first_k_dense_replace", experts.used() ? experts.first_dense_layers : shape.num_layers);
   if (experts.used()) {
@@ -118,14 +122,34 @@ void write_deepseek_config(const spec::ModelShape& shape, formats::HfConfig& con
   write_rotary(shape.rotary, config);
 }
 
+/// "layers.3.", or "mtp.0." behind the last.
+std::string our_layer(const spec::ModelShape& shape, std::int64_t layer) {
+  return layer < shape.num_layers ? fmt::format("layers.{}.", layer) : fmt::format("mtp.{}.", layer - shape.num_layers);
+}
+
 std::vector<PublishedBias> deepseek_biases(const spec::ModelShape& shape, const std::string& prefix) {
   std::vector<PublishedBias> biases;
-  for (std::int64_t layer = 0; layer < shape.num_layers; ++layer) {
+  for (std::int64_t layer = 0; layer < shape.num_layers + shape.mtp_depth; ++layer) {
     if (spec::has_experts(shape, layer))
       biases.push_back({fmt::format("{}layers.{}.mlp.gate.e_score_correction_bias", prefix, layer),
-                        fmt::format("layers.{}.mlp", layer)});
+                        our_layer(shape, layer) + "mlp"});
   }
   return biases;
+}
+
+std::string module_tensor(const spec::ModelShape& shape, const std::string& prefix, std::int64_t depth) {
+  return fmt::format("{}layers.{}.eh_proj.weight", prefix, shape.num_layers + depth);
+}
+
+/// What a module has beside its layer: norms of the embedding and of what enters, their projection, the norm before the
+/// head, and the tables that it shares with the model, which files repeat.
+void add_module(TensorList& list, const spec::ModelShape& shape, const std::string& theirs, const std::string& ours) {
+  list.add_copy(theirs + "embed_tokens.weight", "embedding.tokens.weight");
+  list.add(theirs + "enorm.weight", ours + "embedding_norm.weight");
+  list.add(theirs + "hnorm.weight", ours + "hidden_norm.weight");
+  list.add(theirs + "eh_proj.weight", ours + "projection.weight");
+  list.add(theirs + "shared_head.norm.weight", ours + "norm.weight");
+  list.add_copy(theirs + "shared_head.head.weight", shape.tied ? "embedding.tokens.weight" : "head.weight");
 }
 
 std::vector<PublishedTensor> deepseek_tensors(Model& model, const TensorNaming& naming) {
@@ -133,8 +157,9 @@ std::vector<PublishedTensor> deepseek_tensors(Model& model, const TensorNaming& 
   const std::string& prefix = naming.prefix;
   TensorList list(model);
   list.add(prefix + "embed_tokens.weight", "embedding.tokens.weight");
-  for (std::int64_t layer = 0; layer < shape.num_layers; ++layer) {
-    const std::string theirs = fmt::format("{}layers.{}.", prefix, layer), ours = fmt::format("layers.{}.", layer);
+  for (std::int64_t layer = 0; layer < shape.num_layers + shape.mtp_depth; ++layer) {
+    const std::string theirs = fmt::format("{}layers.{}.", prefix, layer), ours = our_layer(shape, layer);
+    if (layer >= shape.num_layers) add_module(list, shape, theirs, ours);
     const auto attention = [&](const char* their_name, const char* our_name) {
       list.add(fmt::format("{}self_attn.{}.weight", theirs, their_name),
                fmt::format("{}attention.{}.weight", ours, our_name));
@@ -178,6 +203,7 @@ const FamilyFormat kDeepseekV3Format{.model_type = "deepseek_v3",
                                      .tensors = deepseek_tensors,
                                      .prefixes = kDeepseekPrefixes,
                                      .experts = true,
-                                     .biases = deepseek_biases};
+                                     .biases = deepseek_biases,
+                                     .module_tensor = module_tensor};
 
 }  // namespace trireme::models

@@ -39,6 +39,8 @@ class TensorList {
   explicit TensorList(Model& model) : model_(model) {}
   /// All rows of the parameter.
   void add(std::string name, const std::string& param, bool transposed = false, bool optional = false);
+  /// A table of the model's that files repeat beside a module of multi-token prediction.
+  void add_copy(std::string name, const std::string& param);
   /// "lm_head.weight": the output head's, or the token embedding's where they are tied; files may then leave it out.
   void add_head();
   /// The next rows of it: q, k and v of one fused projection.

@@ -148,7 +148,8 @@ DispatchPlan plan_dispatch(std::span<const std::int64_t> counts, int ranks, int 
 
 std::int64_t arena_rows(std::span<const std::int64_t> counts, int ranks, double arena) {
   const double even = static_cast<double>(sum_of_counts(counts)) / ranks;
-  return std::max<std::int64_t>(1, static_cast<std::int64_t>(std::ceil(arena * even)));
+  // No rank gets more than all rows, which are so many even shares as there are ranks.
+  return std::max<std::int64_t>(1, static_cast<std::int64_t>(std::ceil(std::min<double>(arena, ranks) * even)));
 }
 
 Dispatch::Dispatch(RowExchange& exchange, const DispatchPass& pass, Tokens home, std::int64_t node_ranks)

@@ -33,7 +33,7 @@ void check_logits(const RouterInput& input, std::int64_t outputs) {
     throw Error(fmt::format("the router of {} gave NaN in step {} for token {} of sample {}", input.layer, input.step,
                             number & 0xFFFFFFFF, number >> 32),
                 "the activations before it are NaN or Inf: look for the first layer with `trireme probe`, or lower "
-                "optim.lr");
+                "optim.learning_rate");
   }
 }
 
