@@ -150,6 +150,23 @@ def test_experts(browser):
     assert browser.script("return document.querySelectorAll('tbody tr').length") == 6
 
 
+def test_noise_scale(browser):
+    """A run that measures it shows it, whole and by layer; another has no such parts."""
+    cards = "return [...document.querySelectorAll('.grid .card:not([hidden]) h2')].map(title => title.textContent)"
+    browser.script(f"location.hash = '#/run/{run_named('base')['id']}'")
+    browser.wait("return document.querySelector('h1').textContent === 'base' && document.querySelector('.chart .line')")
+    assert not [title for title in browser.script(cards) if "oise" in title], "a run without it shows a noise scale"
+    browser.script(f"location.hash = '#/run/{run_named('noise')['id']}'")
+    browser.wait("return document.querySelector('h1').textContent === 'noise' && document.querySelector('.chart .line')")
+    titles = browser.script(cards)
+    assert "Gradient noise scale" in titles and "Noise scale by layer" in titles, titles
+    chart = "document.querySelector('.chart[aria-label=\"gradient noise scale\"]')"
+    assert browser.script(f"return {chart}.querySelectorAll('.line').length") >= 2, "the noise scale and the batch"
+    layers = json.loads((runs / "noise" / "metrics.jsonl").read_text().splitlines()[-1])["noise_scales"]
+    shown = browser.script(f"return [...{chart}.closest('.grid').lastElementChild.querySelectorAll('.bars span')].map(name => name.textContent)")
+    assert sorted(shown) == sorted(layers), (shown, layers)
+
+
 def test_keyboard(browser):
     browser.keys("1")
     browser.wait("return location.hash === '#/'")
@@ -169,11 +186,12 @@ def test_keyboard(browser):
 
 
 def views():
-    ids = {name: run_named(name)["id"] for name in ("live", "base", "pipeline", "experts", "<script>alert(1)<")}
+    ids = {name: run_named(name)["id"] for name in ("live", "base", "pipeline", "experts", "noise", "<script>alert(1)<")}
     sweep = overview()["sweeps"][0]["id"]
     return {"overview": ("#/", ".run:not(.heading)"), "run": (f"#/run/{ids['live']}", ".chart svg path"),
             "ranks": (f"#/run/{ids['live']}/ranks", ".heat .cells i"),
             "experts": (f"#/run/{ids['experts']}/experts", ".heat .cells i"), "pipeline": (f"#/run/{ids['pipeline']}/pipeline", ".chart svg rect"),
+            "noise": (f"#/run/{ids['noise']}", '.chart[aria-label="gradient noise scale"] svg path'),
             "recipe": (f"#/run/{ids['base']}/recipe", "pre"),
             "compare": (f"#/compare?runs={ids['base']},{ids['<script>alert(1)<']},{ids['live']}&by=tokens", ".chart .line"),
             "sweeps": ("#/sweeps", ".card h2 a"), "sweep": (f"#/sweep/{sweep}", ".chart svg path"), "queue": ("#/queue", ".card"), "alerts": ("#/alerts", ".card")}
@@ -223,7 +241,7 @@ def main():
         pictures.mkdir(parents=True, exist_ok=True)
     browser = Browser(1280, 800)
     try:
-        for test in (test_live, test_actions, test_note, test_compare, test_experts, test_keyboard, test_views, test_sweep, test_lost_connection):
+        for test in (test_live, test_actions, test_note, test_compare, test_experts, test_noise_scale, test_keyboard, test_views, test_sweep, test_lost_connection):
             if test is test_lost_connection:  # what follows is loud by design
                 complaints = [entry for entry in browser.log("browser") if entry["level"] in ("SEVERE", "WARNING")]
                 assert not complaints, f"the console complains: {complaints}"

@@ -22,6 +22,7 @@ quick=(--set train.threads=1 --set train.hash_every=0 --set eval.samples=8)
 "$program" --quiet train "$recipe" "${quick[@]}" --set train.steps=80 --set optim.learning_rate=1e-2 --out 'runs/<script>alert(1)<'
 "$program" --quiet train "$recipe" "${quick[@]}" --set train.steps=8 --set layout.pp=2 --set train.micro_batch_size=4 --ranks 2 --out runs/pipeline
 "$program" --quiet train "$repository/recipes/verify-moe.toml" --set train.steps=40 --set layout.ep=2 --set eval.every=0 --ranks 2 --out runs/experts
+"$program" --quiet train "$recipe" "${quick[@]}" --set train.steps=40 --set train.noise_scale=true --set train.micro_batch_size=4 --out runs/noise
 "$program" --quiet sweep "$recipe" --search asha --trials 8 --steps 27 --eta 3 --rungs 3 --slots 2 --seed 3 --param 'optim.learning_rate=log(1e-4,1e-1)' \
   --param 'optim.weight_decay=uniform(0,0.3)' --param 'lr_schedule.kind=choice(cosine,linear)' "${quick[@]}" --out runs/sweep >/dev/null
 "$program" --quiet train "$recipe" "${quick[@]}" --set train.steps=200000 --set checkpoint.every=500 --set lr_schedule.total=200000 --ranks 2 --out runs/live >/dev/null 2>&1 &

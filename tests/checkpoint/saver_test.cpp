@@ -227,6 +227,30 @@ TEST_F(SaverTest, ASecondSaveWaitsForTheFirst) {
   EXPECT_EQ(formats::list_checkpoints(folder_).size(), 4U);
 }
 
+/// Little's law, also where nobody asks what became of a checkpoint before the next one begins.
+TEST_F(SaverTest, MetersCheckpointsFromTheirSnapshotUntilTheyArePublished) {
+  comm::run_ranks(1, [&](comm::Rank& rank) {
+    nn::State state;
+    add_all(state, {{"param/a", {50, 50}}}, layout::parse_mesh("dp=1"), rank.rank(), true);
+    std::atomic<int> published = 0;
+    Saver saver(state, rank.world(), {.published = [&](const fs::path&) { ++published; }});
+    for (const int step : {1, 2, 3}) {
+      saver.begin({.folder = folder_, .step = step});
+      EXPECT_TRUE(saver.collect());
+      while (published < step) ::usleep(1000);
+      ::usleep(40'000);  // no checkpoint is under way
+    }
+    int known = 0;
+    while (const auto outcome = saver.outcome(true)) known += outcome->why.empty() ? 1 : 0;
+    EXPECT_EQ(known, 3);
+    const QueueReading queue = saver.queue();
+    EXPECT_EQ(queue.arrivals, 3);
+    EXPECT_EQ(queue.departures, 3);
+    EXPECT_NEAR(queue.occupancy, queue.sojourn, 1e-7);
+    EXPECT_LE(queue.sojourn, queue.seconds - 3 * 0.040) << "what lies between them is none's";
+  });
+}
+
 TEST_F(SaverTest, FilesThatADeadWriterLeftDoNotGetIn) {
   fs::create_directories(folder_ / "step-00000001.tmp");
   std::ofstream(folder_ / "step-00000001.tmp/state-00007-of-00008.safetensors") << "old";

@@ -73,9 +73,43 @@ TEST_F(ExperimentsCommand, ShowsWhatItsFolderSays) {
 TEST_F(ExperimentsCommand, PausesAndStopsWithoutAProcess) {
   make();
   EXPECT_THAT(run({"experiments", "stop", path_}).out, HasSubstr("stopped"));
-  EXPECT_THAT(run({"experiments", "show", path_}).out, HasSubstr("lr: asha, stopped"));
+  EXPECT_THAT(run({"experiments", "show", path_}).out,
+              HasSubstr("lr: asha, stopped: 1 trial begun, 0 running, 1 evaluated"));
   EXPECT_THAT(run({"experiments", "pause", path_}).out, HasSubstr("paused"));
   EXPECT_EQ(ExperimentFolder(path_).wanted(), experiment::Wanted::kPaused);
+}
+
+TEST_F(ExperimentsCommand, SaysOfOneThatIsDoneThatItCannotBePaused) {
+  const ExperimentFolder folder(path_);
+  const Experiment done{
+      .name = "lr",
+      .search = "random",
+      .options = {.space = experiment::parse_space(std::vector<std::string>{"optim.learning_rate=log(1e-4,1e-1)"}),
+                  .trials = 1,
+                  .max_steps = 16}};
+  folder.create(done, "");
+  {
+    experiment::JournalFile journal(folder);
+    journal.append(*experiment::make_search("random", done.options)->next());
+    journal.append(experiment::Result{.trial = 0, .step = 16, .value = 2.5});
+  }
+  for (const char* what : {"pause", "stop"}) {
+    EXPECT_THAT(run({"experiments", what, path_}).out, HasSubstr("it is done"));
+    EXPECT_EQ(folder.wanted(), experiment::Wanted::kRunning) << what;
+  }
+}
+
+TEST_F(ExperimentsCommand, ATrialThatWasStoppedBeforeItsFirstRungIsNotEvaluated) {
+  const ExperimentFolder folder(path_);
+  const Experiment made{
+      .name = "lr",
+      .options = {.space = experiment::parse_space(std::vector<std::string>{"optim.learning_rate=log(1e-4,1e-1)"}),
+                  .trials = 4,
+                  .max_steps = 16}};
+  folder.create(made, "");
+  experiment::JournalFile(folder).append(*experiment::make_search("asha", made.options)->next());
+  run({"experiments", "stop", path_});
+  EXPECT_THAT(run({"experiments", "show", path_}).out, HasSubstr("stopped: 1 trial begun, 0 running, 0 evaluated"));
 }
 
 TEST_F(ExperimentsCommand, ListsAStoreThatWasImported) {

@@ -34,7 +34,8 @@ TEST_P(EveryRun, IsSafeInTheOrderOfClocksAndEndsWithNobodyWaiting) {
 
 INSTANTIATE_TEST_SUITE_P(Entries, EveryRun,
                          testing::Values(std::vector{2}, std::vector{1, 1}, std::vector{2, 2}, std::vector{3, 3},
-                                         std::vector{1, 1, 0}, std::vector{2, 1, 0}));
+                                         std::vector{1, 1, 0}, std::vector{2, 1, 0}, std::vector{2, 2, 0},
+                                         std::vector{1, 1, 1}));
 
 TEST(Exclusion, ChannelsThatLoseTheirOrderBreakIt) {
   const ExclusionReport report = explore_exclusion({.entries = {2, 2}, .ordered = false});

@@ -145,6 +145,33 @@ TEST(Counters, CountCallsAndBytes) {
   }
 }
 
+/// Little's law: when no call is under way, the time that calls were is what was integrated over time.
+TEST(Works, AreMeteredFromTheirCallUntilTheyEnd) {
+  using namespace std::chrono_literals;
+  run_ranks(
+      3,
+      [](Rank& self) {
+        Group& world = self.world();
+        std::vector<float> first(5000, 1), second(70'000, 2);
+        for (int i = 0; i < 20; ++i) {
+          if (self.rank() == i % 3) std::this_thread::sleep_for(2ms);  // the others wait for this one
+          Work one = world.all_reduce({first.data(), first.size(), DType::kF32}, Reduce::kMax);
+          Work two = world.all_reduce({second.data(), second.size(), DType::kF32}, Reduce::kMax);
+          if (i % 2 == 0) std::this_thread::sleep_for(1ms);
+          two.wait();
+          one.wait();
+        }
+        const QueueReading queue = self.queue();
+        EXPECT_EQ(queue.arrivals, queue.departures) << "nothing is under way";
+        EXPECT_GT(queue.arrivals, 0);
+        EXPECT_GT(queue.sojourn, 0);
+        EXPECT_NEAR(queue.occupancy, queue.sojourn, 1e-6 + 1e-3 * queue.sojourn);
+        EXPECT_GT(queue.blocked, 0);
+        EXPECT_LT(queue.blocked, queue.seconds);
+      },
+      test_options());
+}
+
 TEST(Counters, AreKeptForEachGroup) {
   run_ranks(
       2,

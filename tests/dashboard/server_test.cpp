@@ -188,9 +188,14 @@ TEST_F(DashboardTest, MetricsAreThereForPrometheus) {
       folder_ / "trains" / "ranks" / "00000.jsonl",
       R"({"step":2,"metrics":{"memory/peak_bytes":100,"comm/cp.dp/all_reduce_bytes":123456789012,"comm/pp/send_bytes":7}})"
       "\n");
+  observe::StepRecord noisy = step_of_run(1, 2.0);
+  noisy.noise_scale = 4096;
+  observe::RunLog(folder_ / "noisy", std::nullopt).step(noisy);
   const HeldRunLock lock(folder_ / "trains");
   started();
   const std::string text = ask(get_text("/metrics")).body;
+  EXPECT_THAT(text, HasSubstr("trireme_noise_scale_tokens{run=\"noisy\"} 4096"));
+  EXPECT_THAT(text, Not(HasSubstr("trireme_noise_scale_tokens{run=\"trains\"}")));
   EXPECT_THAT(text, HasSubstr("# TYPE trireme_comm_bytes_total counter"));
   EXPECT_THAT(
       text, HasSubstr(R"(trireme_comm_bytes_total{run="trains",rank="0",group="cp.dp",op="all_reduce"} 123456789012)"));

@@ -7,6 +7,7 @@
 #include "trireme/dashboard/catalogue.h"
 #include "trireme/dashboard/control.h"
 #include "trireme/dashboard/webhook.h"
+#include "trireme/experiment/experiment.h"
 #include "trireme/http/message.h"
 #include "trireme/observe/heartbeat.h"
 
@@ -66,6 +67,39 @@ TEST_F(WatchedRunTest, LoadsOfExpertsAreToldByLayerAndByRank) {
   const auto curve = run.series_json({"imbalance"})["imbalance"];
   EXPECT_EQ(curve["x"].size(), 15U);
   EXPECT_EQ(curve["y"][0], 4) << "of the worst layer";
+}
+
+TEST_F(WatchedRunTest, NoiseScalesAreTold) {
+  make_run(folder_ / "plain", 3);
+  WatchedRun plain = watched("plain");
+  plain.look(wall_seconds());
+  EXPECT_FALSE(plain.series_json({}).contains("noise_scale"));
+  EXPECT_FALSE(plain.series_json({}).contains("noise_scales"));
+  observe::StepRecord record = step_of_run(1, 2.0);
+  {
+    observe::RunLog log(folder_ / "run", std::nullopt);
+    for (; record.step <= 4; ++record.step) {
+      if (record.step > 1) record.noise_scale = 100.0 * static_cast<double>(record.step);  // the first step has none
+      record.noise_scales = {{"embedding", 25.0 * static_cast<double>(record.step)}, {"layers.0", 512.5}};
+      log.step(record);
+    }
+  }
+  WatchedRun run = watched();
+  run.look(wall_seconds());
+  const auto series = run.series_json({});
+  EXPECT_EQ(series["noise_scale"]["x"], (std::vector<int>{2, 3, 4}));
+  EXPECT_EQ(series["noise_scale"]["y"], (std::vector<int>{200, 300, 400}));
+  EXPECT_EQ(series["noise_scales"], (observe::Json{{"embedding", 100}, {"layers.0", 512.5}})) << "as told last";
+  EXPECT_FALSE(run.series_json({"loss"}).contains("noise_scales"));
+  {
+    observe::RunLog log(folder_ / "run", 4);
+    record.step = 5, record.noise_scale = 640;
+    log.step(record);
+  }
+  const WatchedRun::Changes changes = run.look(wall_seconds());
+  ASSERT_EQ(changes.rows.size(), 1U);
+  EXPECT_EQ(numbers_of(changes.rows[0]).back(), 640) << "what an open page adds to its curve";
+  EXPECT_EQ(run.series_json({"noise_scale"})["noise_scale"]["y"].back(), 640);
 }
 
 TEST_F(WatchedRunTest, NewStepsAreNewsAndAResumeTakesThemBack) {
@@ -181,6 +215,29 @@ TEST_F(WatchedRunTest, TrialsBelongToTheirSweep) {
   run.look(wall_seconds());
   EXPECT_THROW(act_on(run, "resume", {}), http::HttpError);
   EXPECT_TRUE(run.alerts().empty()) << "that a trial has reached a rung is no news";
+}
+
+TEST_F(WatchedRunTest, ASweepIsPausedUntilItIsDone) {
+  const experiment::ExperimentFolder folder(folder_ / "sweep");
+  const experiment::Experiment made{
+      .name = "sweep",
+      .search = "random",
+      .options = {.space = experiment::parse_space(std::vector<std::string>{"optim.learning_rate=log(1e-4,1e-1)"}),
+                  .trials = 1,
+                  .max_steps = 16}};
+  folder.create(made, "");
+  experiment::JournalFile journal(folder);
+  journal.append(*experiment::make_search("random", made.options)->next());
+  WatchedSweep sweep({.id = "1", .name = "sweep", .path = folder.path()});
+  act_on(sweep, "pause", {});
+  EXPECT_EQ(folder.wanted(), experiment::Wanted::kPaused);
+  act_on(sweep, "stop", {});
+  EXPECT_EQ(folder.wanted(), experiment::Wanted::kStopped);
+  folder.want(experiment::Wanted::kRunning);
+  journal.append(experiment::Result{.trial = 0, .step = 16, .value = 2.5});
+  EXPECT_THROW(act_on(sweep, "pause", {}), http::HttpError) << "it is done";
+  EXPECT_THROW(act_on(sweep, "stop", {}), http::HttpError);
+  EXPECT_EQ(folder.wanted(), experiment::Wanted::kRunning);
 }
 
 TEST(Verdict, NamesTheRanksThatAreBehind) {

@@ -111,6 +111,30 @@ TEST(Prefetch, SaysHowLongItWaited) {
   EXPECT_LT(quickest_s, 0.05);
 }
 
+/// Little's law: the queue begins and ends empty, so its length over time is the sum of what each batch stayed.
+TEST(Prefetch, MetersBatchesFromTheirReadingToTheirStep) {
+  constexpr std::int64_t kSteps = 20;
+  for (const int threads : {1, 3}) {
+    const Slow samples(500us);
+    const auto plan = [](std::int64_t step) {
+      return step < kSteps ? two_micros(step) : std::vector<std::vector<std::int64_t>>{};
+    };
+    Prefetch prefetch(samples, plan, {.ahead = 4, .threads = threads});
+    double waited_s = 0;
+    for (std::int64_t i = 0; i < 2 * kSteps; ++i) {
+      waited_s += prefetch.next().waited_s;
+      if (i % 3 == 0) std::this_thread::sleep_for(2ms);
+    }
+    const QueueReading queue = prefetch.queue();
+    EXPECT_EQ(queue.arrivals, 2 * kSteps);
+    EXPECT_EQ(queue.departures, 2 * kSteps);
+    EXPECT_NEAR(queue.occupancy, queue.sojourn, 1e-8) << threads;
+    EXPECT_GE(queue.sojourn, 2 * kSteps * 500e-6) << "reading alone takes that";
+    EXPECT_NEAR(queue.blocked, waited_s, 1e-7);
+    EXPECT_LE(queue.length(), 4);
+  }
+}
+
 TEST(Prefetch, WaitsForWhatItDoesNotReadAhead) {
   const Slow samples(100ms);
   Prefetch none(samples, every_third, {.ahead = 0});

@@ -87,6 +87,40 @@ TEST(StreamCopies, AreDoneWhenTheirStreamSaysSo) {
   EXPECT_TRUE(copies->is_done(out) && copies->is_done(0));
 }
 
+/// Little's law: what is counted thing by thing is what is integrated over time, where nothing is left.
+void expect_empty_queue(const QueueReading& queue, std::int64_t copies) {
+  EXPECT_EQ(queue.arrivals, copies);
+  EXPECT_EQ(queue.departures, copies);
+  EXPECT_NEAR(queue.occupancy, queue.sojourn, 1e-8);
+}
+
+TEST(StreamCopies, AreMeteredUntilTheyAreFoundOver) {
+  const auto copies = HostCopies::make_on_streams(at::kCPU, slow());
+  const at::Tensor x = bytes(1), y = bytes(2), away = copies->empty_on_host(x), other = copies->empty_on_host(y);
+  copies->to_host(x, away);
+  const HostCopies::Copy last = copies->to_host(y, other);
+  copies->wait(last);
+  const QueueReading queue = copies->queue();
+  expect_empty_queue(queue, 2);
+  EXPECT_GE(queue.sojourn, 0.030 + 0.030) << "each takes that; mostly the second waits for the first, too";
+  std::this_thread::sleep_for(20ms);
+  EXPECT_EQ(copies->queue().occupancy, queue.occupancy) << "nothing is under way";
+  // Nobody waits for this one: asking for the reading finds it over.
+  copies->to_device(away, x);
+  for (int i = 0; i < 1000 && copies->queue().departures < 3; ++i) std::this_thread::sleep_for(5ms);
+  expect_empty_queue(copies->queue(), 3);
+}
+
+TEST(HostCopies, AreMeteredOnTheCpuToo) {
+  const auto copies = HostCopies::make(at::kCPU);
+  const at::Tensor x = at::full({1 << 16}, 3, at::kFloat), away = copies->empty_on_host(x);
+  HostCopies::Copy last = 0;
+  for (int i = 0; i < 10; ++i) last = copies->to_host(x, away);
+  copies->wait(last);
+  expect_empty_queue(copies->queue(), 10);
+  EXPECT_GT(copies->queue().sojourn, 0);
+}
+
 TEST(StreamCopies, PutTogetherWhatHasGaps) {
   const auto copies = HostCopies::make_on_streams(at::kCPU, gpu().cuda);
   const at::Tensor all = at::arange(24, at::kInt).reshape({6, 4}), columns = all.narrow(1, 1, 2);

@@ -78,6 +78,16 @@ TEST_F(SweepTest, TrainsEveryTrialToItsRungsAndFindsTheBest) {
     EXPECT_EQ(lines(trial.run / "metrics.jsonl"), static_cast<std::size_t>(trial.step)) << trial.trial;
   }
   EXPECT_FALSE(folder.is_locked());
+  // Little's law: at the end no job waits and none runs.
+  for (const QueueReading& queue : {end.waiting, end.running}) {
+    EXPECT_EQ(queue.departures, queue.arrivals);
+    EXPECT_NEAR(queue.occupancy, queue.sojourn, 1e-8);
+  }
+  const Journal journal = folder.read_journal();
+  EXPECT_EQ(end.running.departures,
+            std::ranges::count_if(journal, [](const auto& entry) { return std::holds_alternative<Job>(entry); }));
+  EXPECT_GT(end.running.sojourn, 0);
+  EXPECT_LE(end.running.length(), 2) << "slots";
   // Rungs 1, 4 and 16; the best is one whose learning rate is near 10^-2.5.
   EXPECT_THAT(overview.evaluation_steps, ::testing::ElementsAre(1, 4, 16));
   double nearest = 1e9;
@@ -126,6 +136,9 @@ TEST_F(SweepTest, PausesWithEveryTrialSavedAndResumes) {
   asks.join();
   EXPECT_EQ(paused.overviews[0].state, ExperimentState::kPaused);
   EXPECT_EQ(lines(folder.journal()), 2U) << "two were asked for, none has ended";
+  EXPECT_EQ(paused.running.departures, 2);
+  EXPECT_EQ(paused.waiting.arrivals, 2 + 2) << "they wait for slots again";
+  EXPECT_EQ(paused.waiting.departures, 2);
   const SweepEnd end = run_sweeps(slow);
   EXPECT_EQ(end.overviews[0].state, ExperimentState::kDone);
   for (int trial = 0; trial < 3; ++trial) EXPECT_EQ(lines(folder.run(trial, 0) / "metrics.jsonl"), 16U);

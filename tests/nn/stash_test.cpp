@@ -4,6 +4,9 @@
 #include <ATen/ops/full.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
+#include <thread>
+
 #include "trireme/base/error.h"
 #include "trireme/nn/tape.h"
 
@@ -69,6 +72,32 @@ TEST(Stash, ATapeThatIsGivenUpLeavesNothingBehind) {
   }
   EXPECT_EQ(memory.device.bytes(), 0);
   EXPECT_EQ(memory.host.bytes(), 0);
+}
+
+/// Little's law holds for what is away and for the copies: everything that came has gone.
+TEST(Stash, MetersFramesAndTheirCopies) {
+  Stash stash;
+  {
+    std::vector<Tape> tapes(2);
+    for (int i = 0; i < 8; ++i) tapes[static_cast<std::size_t>(i % 2)].push(frame(i), stash);
+    EXPECT_EQ(stash.queue().arrivals, 8);
+    EXPECT_EQ(stash.queue().departures, 0);
+    for (int i = 0; i < 4; ++i) tapes[0].pop(2);
+    EXPECT_EQ(stash.queue().departures, 4);
+  }  // the other tape is given up
+  const QueueReading frames = stash.queue();
+  EXPECT_EQ(frames.departures, 8);
+  EXPECT_NEAR(frames.occupancy, frames.sojourn, 1e-8);
+  EXPECT_GT(frames.sojourn, 0);
+  EXPECT_LE(frames.blocked, frames.seconds);
+  QueueReading copies = stash.copies();
+  for (int i = 0; i < 1000 && copies.departures < copies.arrivals; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    copies = stash.copies();
+  }
+  EXPECT_GE(copies.arrivals, 2 * 8 + 2 * 4) << "two tensors of each frame out, and of those that were taken in again";
+  EXPECT_EQ(copies.arrivals, copies.departures);
+  EXPECT_NEAR(copies.occupancy, copies.sojourn, 1e-8);
 }
 
 TEST(Stash, KeepsUndefinedTensorsAndRefusesAFrameOfAnotherSize) {

@@ -17,6 +17,7 @@
 namespace trireme::observe {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
@@ -116,6 +117,9 @@ TEST(ReportChart, DoesNotLetOnePeakHideTheRest) {
   EXPECT_LT(range.high, 3);
   EXPECT_EQ(range.above, (Point{17, 1000}));
   EXPECT_THAT(to_html(chart), HasSubstr("the highest is 1000 at step 17"));
+  chart.x_name = "tokens";
+  EXPECT_THAT(to_html(chart),
+              AllOf(HasSubstr("1000 at tokens 17"), HasSubstr("\"of\":\"tokens\""), Not(HasSubstr("step 17"))));
 }
 
 /// A first step that takes as long as a hundred others, of which most is the lower area.

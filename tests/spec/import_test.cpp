@@ -7,6 +7,7 @@
 
 #include "tests/errors.h"
 #include "trireme/base/config.h"
+#include "trireme/base/log.h"
 #include "trireme/spec/recipe.h"
 
 namespace trireme::spec {
@@ -84,6 +85,20 @@ INSTANTIATE_TEST_SUITE_P(Sources, EverySource,
                            std::erase(name, '-');
                            return name;
                          });
+
+TEST(ImportArguments, SayWhichOfTwoCounts) {
+  std::string said;
+  divert_log([&](std::string_view line) { said += line; });
+  parse_arguments("--lr 1e-4 --num-layers 24 --lr 2e-4 --num-layers 24");
+  divert_log(nullptr);
+  EXPECT_THAT(said, AllOf(HasSubstr("--lr is there as 0.0001 and again as 0.0002"), Not(HasSubstr("num-layers"))));
+}
+
+/// DeepSpeed would pass over such a key: it is not the one that it looks like.
+TEST(ImportDeepSpeed, DoesNotTakeADotInAKeyForATable) {
+  EXPECT_THAT(words_of([] { import_toml(deepspeed_source(), "\"zero_optimization.stage\" = 2"); }),
+              HasSubstr("\"zero_optimization.stage\""));
+}
 
 TEST(ImportArguments, AreReadAsTheyStandInScripts) {
   const config::Node table = parse_arguments(

@@ -44,6 +44,15 @@ Course course(const spec::Recipe& recipe, bool ahead) {
       out.rests.push_back(trainer.at_rest());
     }
     for (const nn::Param& param : trainer.params()) out.weights.push_back(param.master.clone());
+    if (ahead) {  // steps that were started and whose numbers are not known yet, by Little's law
+      const std::vector<observe::NamedQueue> queues = trainer.driver().queues();
+      ASSERT_EQ(queues.size(), 1U);
+      EXPECT_EQ(queues[0].name, "steps");
+      EXPECT_EQ(queues[0].reading.arrivals, *recipe.train.steps);
+      EXPECT_EQ(queues[0].reading.departures, *recipe.train.steps);
+      EXPECT_NEAR(queues[0].reading.occupancy, queues[0].reading.sojourn, 1e-8);
+      EXPECT_LE(queues[0].reading.length(), 2);
+    }
   });
   return out;
 }

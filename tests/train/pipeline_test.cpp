@@ -56,6 +56,14 @@ TEST(StagedTrainer, MetersWhatComesFromOtherStages) {
         EXPECT_LE(reading->blocked, reading->seconds) << kind;
         if (step == 1) arrivals = reading->arrivals;
         EXPECT_EQ(reading->arrivals, step * arrivals) << kind;
+        // Of each micro-batch in each chunk, activations are kept until the last gradient that is made of them.
+        const std::vector<observe::NamedQueue> others = trainer.other_queues();
+        ASSERT_EQ(others.size(), 1U);
+        EXPECT_EQ(others[0].name, "activations");
+        EXPECT_EQ(others[0].reading.arrivals, step * 8 * chunks) << kind;
+        EXPECT_EQ(others[0].reading.departures, step * 8 * chunks) << kind;
+        EXPECT_NEAR(others[0].reading.occupancy, others[0].reading.sojourn, 1e-8) << kind;
+        EXPECT_GT(others[0].reading.sojourn, 0) << kind;
       }
       // Eight micro-batches cross each border between ranks there and back: one border, or three of chunks that take
       // turns, or of a V, whose turn is on one rank, two.
@@ -68,6 +76,7 @@ TEST(StagedTrainer, MetersWhatComesFromOtherStages) {
   with_trainers(small_recipe(Family::kLlama), 1, [](Trainer& trainer, comm::Rank&) {
     trainer.step();
     EXPECT_FALSE(trainer.receives_queue()) << "there are no other stages";
+    EXPECT_TRUE(trainer.other_queues().empty());
   });
 }
 

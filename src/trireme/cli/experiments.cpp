@@ -70,6 +70,10 @@ int ask_experiments(const FolderFlags& flags, experiment::Wanted wanted, const c
   for (const std::string& path : flags.folders) {
     const ExperimentFolder folder(path);
     folder.read();
+    if (!folder.is_locked() && experiment::overview_of(folder).state == experiment::ExperimentState::kDone) {
+      fmt::print(context.out, "{}: it is done; there is nothing that could be {}\n", path, done);
+      continue;
+    }
     folder.want(wanted);
     fmt::print(
         context.out, "{}: {}\n", path,

@@ -132,7 +132,8 @@ std::string family_charts(const FittedFamily& family) {
                         .unit = "nats a token",
                         .wide = true,
                         .legend = false,
-                        .series = {}};
+                        .series = {},
+                        .x_name = "log10 of compute"};
   double low = 1e300, high = 0;
   int color = 0;
   for (const ScalingRun& run : runs) {
@@ -147,10 +148,15 @@ std::string family_charts(const FittedFamily& family) {
   }
   curves.x_low = low;
   curves.x_high = high;
-  observe::Chart parabolas{
-      .title = "Loss at equal compute over log10 of parameters", .unit = "nats a token", .wide = true, .series = {}};
-  observe::Chart sizes{
-      .title = "log10 of the best number of parameters over log10 of compute", .wide = true, .series = {}};
+  observe::Chart parabolas{.title = "Loss at equal compute over log10 of parameters",
+                           .unit = "nats a token",
+                           .wide = true,
+                           .series = {},
+                           .x_name = "log10 of parameters"};
+  observe::Chart sizes{.title = "log10 of the best number of parameters over log10 of compute",
+                       .wide = true,
+                       .series = {},
+                       .x_name = "log10 of compute"};
   parabolas.x_low = 1e300;
   parabolas.x_high = 0;
   color = 0;

@@ -72,7 +72,8 @@ std::string noise_section(const std::vector<std::string>& folders) {
                        .quantity = observe::Quantity::kCount,
                        .unit = "tokens",
                        .wide = true,
-                       .series = {}};
+                       .series = {},
+                       .x_name = "tokens"};
   TextTable table({{"run"},
                    {"tokens", TextTable::Align::kRight},
                    {"batch, first", TextTable::Align::kRight},

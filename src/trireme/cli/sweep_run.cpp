@@ -12,6 +12,7 @@
 #include "trireme/base/log.h"
 #include "trireme/base/print.h"
 #include "trireme/base/text.h"
+#include "trireme/base/units.h"
 #include "trireme/cli/program.h"
 #include "trireme/experiment/sweep.h"
 
@@ -134,6 +135,11 @@ int run_experiments(const std::vector<fs::path>& folders, const SlotFlags& flags
                                               .restarts = flags.restarts,
                                               .threads = threads},
                                   .show = [&](const std::vector<Overview>& all) { table.show(all); }});
+  }
+  if (end.running.departures > 0) {
+    log_info("{}: {:.2f} had their slots at a time, {} each; {:.2f} waited for slots, {} each",
+             counted(static_cast<std::size_t>(end.running.departures), "job"), end.running.length(),
+             short_seconds(end.running.wait()), end.waiting.length(), short_seconds(end.waiting.wait()));
   }
   bool all_done = true;
   for (const Overview& overview : end.overviews) {

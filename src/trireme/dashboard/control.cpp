@@ -12,6 +12,7 @@
 #include "trireme/base/log.h"
 #include "trireme/base/new_file.h"
 #include "trireme/experiment/experiment.h"
+#include "trireme/experiment/overview.h"
 #include "trireme/http/message.h"
 #include "trireme/observe/heartbeat.h"
 
@@ -100,6 +101,8 @@ std::string act_on(const WatchedSweep& sweep, const std::string& action, const C
   log_info("{}: {} was asked for on the page", sweep.place().name, action);
   if (action == "pause" || action == "stop") {
     folder.read();
+    if (!folder.is_locked() && experiment::overview_of(folder).state == experiment::ExperimentState::kDone)
+      throw HttpError(409, "this sweep is done");
     folder.want(action == "pause" ? experiment::Wanted::kPaused : experiment::Wanted::kStopped);
     return "its trials save and end";
   }

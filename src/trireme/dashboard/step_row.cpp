@@ -74,6 +74,9 @@ std::optional<StepRow> parsed_row(std::string_view line) {
     for (const observe::NamedLoss& term : record.losses) row.losses.emplace_back(term.name, term.mean);
     for (const observe::LayerLoad& layer : record.experts)
       row.imbalance = std::fmax(row.imbalance, observe::max_over_mean(layer.tokens));
+    row.noise_scale = record.noise_scale.value_or(kUnknown);
+    for (const observe::LayerNoise& layer : record.noise_scales)
+      row.noise_scales.emplace_back(layer.layer, layer.scale);
     return row;
   } catch (const IoError&) {
     return std::nullopt;
@@ -82,7 +85,7 @@ std::optional<StepRow> parsed_row(std::string_view line) {
 
 }  // namespace
 
-std::array<double, 13> numbers_of(const StepRow& row) {
+std::array<double, 14> numbers_of(const StepRow& row) {
   return {static_cast<double>(row.step),
           row.loss,
           row.grad_norm,
@@ -95,7 +98,8 @@ std::array<double, 13> numbers_of(const StepRow& row) {
           row.compute,
           row.data,
           row.comm,
-          row.overhead};
+          row.overhead,
+          row.noise_scale};
 }
 
 std::optional<std::pair<std::int64_t, double>> scan_loss(std::string_view line) {
@@ -120,9 +124,9 @@ std::optional<StepRow> scan_row(std::string_view line) {
                      field(",\"seconds\":", row.seconds) && field(",\"breakdown\":{\"compute\":", row.compute) &&
                      field(",\"data\":", row.data) && field(",\"comm\":", row.comm) &&
                      field(",\"overhead\":", row.overhead) && row.step >= 0;
-  // Terms of a loss and loads of experts are rare, and have names: those lines are read as JSON.
+  // Terms of a loss, loads of experts and noise scales are rare, and have names: those lines are read as JSON.
   const auto has = [&](std::string_view key) { return scanner.rest().find(key) != std::string_view::npos; };
-  if (known && !has("\"losses\":") && !has("\"experts\":")) return row;
+  if (known && !has("\"losses\":") && !has("\"experts\":") && !has("\"noise_scale\":")) return row;
   return parsed_row(line);
 }
 

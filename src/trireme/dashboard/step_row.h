@@ -24,13 +24,15 @@ struct StepRow {
   std::vector<std::pair<std::string, double>> losses;  // terms by name, where there are several
   /// The most loaded expert over the mean, in the layer where that is largest; NaN where the line tells no loads.
   double imbalance = std::numeric_limits<double>::quiet_NaN();
+  double noise_scale = std::numeric_limits<double>::quiet_NaN();  // in tokens; NaN where it is not measured
+  std::vector<std::pair<std::string, double>> noise_scales;       // of each layer
 };
 
 /// The order in which a row is sent: as one array of numbers.
-constexpr std::array<std::string_view, 13> kRowFields = {"step",         "loss", "grad_norm", "lr",      "tokens",
-                                                         "tokens_per_s", "mfu",  "memory",    "seconds", "compute",
-                                                         "data",         "comm", "overhead"};
-std::array<double, 13> numbers_of(const StepRow& row);
+constexpr std::array<std::string_view, 14> kRowFields = {"step",         "loss", "grad_norm", "lr",         "tokens",
+                                                         "tokens_per_s", "mfu",  "memory",    "seconds",    "compute",
+                                                         "data",         "comm", "overhead",  "noise_scale"};
+std::array<double, 14> numbers_of(const StepRow& row);
 
 /// Step and loss alone, which stand first; nothing for a line that is none of ours.
 std::optional<std::pair<std::int64_t, double>> scan_loss(std::string_view line);

@@ -203,6 +203,9 @@ void FolderWatch::collect(http::Samples& samples) const {
                   summary.typical_tokens_per_s);
     if (std::isfinite(last.mfu))
       samples.gauge("trireme_mfu", "Model FLOPs utilisation of the last step", labels, last.mfu);
+    if (std::isfinite(last.noise_scale))
+      samples.gauge("trireme_noise_scale_tokens", "Gradient noise scale: the batch beyond which more brings little",
+                    labels, last.noise_scale);
     if (!run->is_active()) continue;
     const Json ranks = run->ranks_json(now);
     for (const Json& rank : ranks["ranks"]) {

@@ -48,8 +48,9 @@ std::string_view name(RunState state) {
 
 struct WatchedRun::Detail {
   Series loss, grad_norm, lr, tokens, tokens_per_s, mfu, memory, seconds, elapsed, compute, data, comm, overhead,
-      imbalance;
+      imbalance, noise_scale;
   std::map<std::string, Series> losses;
+  std::vector<std::pair<std::string, double>> noise_scales;  // of layers, as they were told last
   double time = 0;
 
   void add(const StepRow& row) {
@@ -70,6 +71,8 @@ struct WatchedRun::Detail {
     overhead.add(x, row.overhead);
     for (const auto& [term, value] : row.losses) losses[term].add(x, value);
     if (std::isfinite(row.imbalance)) imbalance.add(x, row.imbalance);  // not every step tells loads
+    if (std::isfinite(row.noise_scale)) noise_scale.add(x, row.noise_scale);
+    if (!row.noise_scales.empty()) noise_scales = row.noise_scales;
   }
 };
 
@@ -321,6 +324,10 @@ Json WatchedRun::series_json(const std::vector<std::string>& names) {
     for (const auto& [term, series] : d.losses) out["losses"][term] = curve_json(series.points());
   }
   if (d.imbalance.count() > 0) put("imbalance", d.imbalance);
+  if (d.noise_scale.count() > 0) put("noise_scale", d.noise_scale);
+  if (wanted("noise_scales")) {
+    for (const auto& [layer, scale] : d.noise_scales) out["noise_scales"][layer] = short_number(scale);
+  }
   if (wanted("validation")) {
     observe::Curve curve;
     for (const auto& [step, loss] : validations_) curve.push_back({static_cast<double>(step), loss});

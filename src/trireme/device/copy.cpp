@@ -32,6 +32,11 @@ class ThreadCopies final : public HostCopies {
     worker_.wait(copy);
     return true;
   }
+  QueueReading queue() override {
+    QueueReading reading = worker_.queue();
+    reading.blocked = 0;
+    return reading;
+  }
   std::int64_t pinned_bytes() const override { return 0; }
 
  private:
@@ -143,6 +148,11 @@ class StreamCopies final : public HostCopies {
     const std::lock_guard lock(mutex_);
     return find(copy) == nullptr;
   }
+  QueueReading queue() override {
+    retire();
+    const std::lock_guard lock(mutex_);
+    return meter_.read();
+  }
   std::int64_t pinned_bytes() const override { return memory_->bytes(); }
 
  private:
@@ -151,13 +161,22 @@ class StreamCopies final : public HostCopies {
     bool is_out;
     std::shared_ptr<const CudaEvent> end;  // shared with threads that wait for it
     at::Tensor on_device, on_host;
+    QueueMeter::Nanoseconds asked;
   };
+
+  QueueMeter::Nanoseconds arrive() {
+    const std::lock_guard lock(mutex_);
+    const QueueMeter::Nanoseconds now = QueueMeter::now();
+    meter_.arrive(now);
+    return now;
+  }
 
   Copy start(at::Tensor from, at::Tensor to, bool is_out) {
     TRIREME_CHECK(from.nbytes() == to.nbytes() && from.scalar_type() == to.scalar_type() && from.is_contiguous() &&
                       to.is_contiguous(),
                   "a copy of {} bytes into {}", from.nbytes(), to.nbytes());
     retire();
+    const QueueMeter::Nanoseconds asked = arrive();
     const c10::DeviceGuard guard(device_);
     const CudaStream stream = (is_out ? to_host_ : to_device_).get();
     CudaEvent given(kEventOrdering, runtime_);
@@ -170,18 +189,20 @@ class StreamCopies final : public HostCopies {
     auto end = std::make_shared<CudaEvent>(kEventOrdering, runtime_);
     end->record(stream);
     const std::lock_guard lock(mutex_);
-    running_.push_back({++last_, is_out, std::move(end), is_out ? from : to, is_out ? to : from});
+    running_.push_back({++last_, is_out, std::move(end), is_out ? from : to, is_out ? to : from, asked});
     return last_;
   }
   /// Lets go of what has ended.
   void retire() {
     std::vector<Running> over;  // goes after the lock
     const std::lock_guard lock(mutex_);
+    const QueueMeter::Nanoseconds now = QueueMeter::now();
     for (auto one = running_.begin(); one != running_.end();) {
       if (!one->end->is_reached()) {
         ++one;
         continue;
       }
+      meter_.depart(one->asked, now);
       over.push_back(std::move(*one));
       one = running_.erase(one);
     }
@@ -200,6 +221,7 @@ class StreamCopies final : public HostCopies {
   std::shared_ptr<PinnedMemory> memory_;
   std::mutex mutex_;
   std::deque<Running> running_;
+  QueueMeter meter_;
   Copy last_ = 0;
 };
 

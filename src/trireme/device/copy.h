@@ -4,7 +4,7 @@
 // been given so far is done: what it reads is written then, and what it writes is read no more. The tensors of a copy
 // stay alive until it has ended, or, those on the device, until the current stream waits for it. "Device" and host may
 // both be this machine's memory: then a thread copies.
-// Depends on: base, stream.h.
+// Depends on: base (queue_meter), stream.h.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <memory>
 
+#include "trireme/base/queue_meter.h"
 #include "trireme/device/cuda_runtime.h"
 
 namespace trireme::device {
@@ -42,6 +43,9 @@ class HostCopies {
   /// The calling thread, any thread, waits for it.
   virtual void wait(Copy copy) = 0;
   virtual bool is_done(Copy copy) = 0;
+  /// Copies, from when they are asked for until they are over; of a GPU's, until a call of this object finds them over,
+  /// this one among them. Who stands still for them is the caller's to measure.
+  virtual QueueReading queue() = 0;
   /// Pinned bytes, in use or cached for later.
   virtual std::int64_t pinned_bytes() const = 0;
 };

@@ -102,14 +102,14 @@ Overview overview_of(const ExperimentFolder& folder, const std::vector<int>* run
 
 std::string table_text(const Overview& overview, std::size_t rows) {
   const SearchOptions& options = overview.experiment.options;
-  std::size_t ended = 0, running = 0;
+  std::size_t evaluated = 0, running = 0;
   for (const TrialView& trial : overview.trials) {
     running += trial.state == TrialState::kRunning ? 1 : 0;
-    ended += trial.state != TrialState::kRunning && trial.state != TrialState::kQueued ? 1 : 0;
+    evaluated += trial.losses.empty() ? 0 : 1;
   }
   std::string out = fmt::format("{}: {}, {}: {} begun, {} running, {} evaluated; {} steps trained\n",
                                 overview.experiment.name, overview.experiment.search, name(overview.state),
-                                counted(overview.trials.size(), "trial"), running, ended, overview.steps);
+                                counted(overview.trials.size(), "trial"), running, evaluated, overview.steps);
   std::vector<TextTable::Column> columns{{"trial", TextTable::Align::kRight},
                                          {"state"},
                                          {"step", TextTable::Align::kRight},

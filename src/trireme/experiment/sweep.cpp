@@ -56,7 +56,8 @@ struct OpenJob {
   std::vector<int> slots;  // which ones of this machine; on nodes of an allocation Slurm knows
   std::unique_ptr<ChildProcess> process;
   Clock::time_point begun{};
-  std::int64_t begun_at = 0;  // the step that it was at then
+  std::int64_t begun_at = 0;          // the step that it was at then
+  QueueMeter::Nanoseconds since = 0;  // it waits, or has its slots
   bool ending = false;
 };
 
@@ -96,6 +97,9 @@ class Sweep {
   void ask_searches();
   bool schedule();
   void start(Live& live, OpenJob& open, const Grants& grants);
+  OpenJob wait_for_slots(Job job);
+  void to_waiting(OpenJob& open);
+  void to_running(OpenJob& open);
   TrialPlace place_of(const Grants& grants) const;
   void ask_to_stop(Live& live, OpenJob& open) const;
   bool collect();
@@ -112,6 +116,7 @@ class Sweep {
   std::unique_ptr<Store> store_;
   bool imported_ = false;  // all runs, once
   int next_id_ = 0;
+  QueueMeter waiting_, running_;
 };
 
 Sweep::Sweep(const SweepOptions& options) : options_(options), nodes_(options.nodes) {
@@ -124,13 +129,33 @@ Sweep::Sweep(const SweepOptions& options) : options_(options), nodes_(options.no
     Live& live = *lives_.emplace_back(std::make_unique<Live>(path));
     live.folder.want(Wanted::kRunning);
     for (Job& job : replay(*live.search, live.folder.read_journal())) {
-      live.open.push_back({.id = next_id_++, .job = std::move(job)});
+      live.open.push_back(wait_for_slots(std::move(job)));
     }
     if (!live.open.empty()) {
       log_info("{}: going on with {} that had no result", path.string(), counted(live.open.size(), "job"));
     }
   }
   store_ = std::make_unique<Store>(options.store.empty() ? store_beside(options.experiments.front()) : options.store);
+}
+
+OpenJob Sweep::wait_for_slots(Job job) {
+  OpenJob open{.id = next_id_++, .job = std::move(job), .since = QueueMeter::now()};
+  waiting_.arrive(open.since);
+  return open;
+}
+
+void Sweep::to_running(OpenJob& open) {
+  const QueueMeter::Nanoseconds now = QueueMeter::now();
+  waiting_.depart(open.since, now);
+  running_.arrive(now);
+  open.since = now;
+}
+
+void Sweep::to_waiting(OpenJob& open) {
+  const QueueMeter::Nanoseconds now = QueueMeter::now();
+  running_.depart(open.since, now);
+  waiting_.arrive(now);
+  open.since = now;
 }
 
 int Sweep::free_slots() const {
@@ -169,7 +194,7 @@ void Sweep::ask_searches() {
     if (waits || free < live->experiment.slots_per_trial) continue;
     if (const std::optional<Job> job = live->search->next()) {
       live->journal.append(*job);
-      live->open.push_back({.id = next_id_++, .job = *job});
+      live->open.push_back(wait_for_slots(*job));
       free -= live->experiment.slots_per_trial;
     } else if (live->open.empty()) {
       live->left = true;
@@ -274,6 +299,7 @@ void Sweep::start(Live& live, OpenJob& open, const Grants& grants) {
     }
     copy_run(live.folder.run(*job.copy_of, draw), live.folder.run(job.trial, job.draw));
   }
+  to_running(open);
   open.grants = grants;
   open.slots = std::move(place.slots);
   open.begun = Clock::now();
@@ -306,6 +332,7 @@ bool Sweep::collect() {
         tell(*live, i, *result);
       } else {  // it has saved, and waits for slots again
         live->changed.push_back(open.job.trial);
+        to_waiting(open);
         open.process.reset();
         open.grants.clear();
         open.slots.clear();
@@ -324,6 +351,8 @@ void Sweep::tell(Live& live, std::size_t index, const Result& result) {
   live.journal.append(result);
   live.search->tell(result);
   live.changed.push_back(result.trial);
+  const OpenJob& open = live.open[index];
+  (open.grants.empty() ? waiting_ : running_).depart(open.since);
   live.open.erase(live.open.begin() + static_cast<std::ptrdiff_t>(index));
 }
 
@@ -384,7 +413,12 @@ SweepEnd Sweep::go() {
       options_.show(overviews());
       shown = Clock::now();
     }
-    if (over) return {.interrupted = sweep_signal != 0, .overviews = overviews()};
+    if (over) {
+      return {.interrupted = sweep_signal != 0,
+              .overviews = overviews(),
+              .waiting = waiting_.read(),
+              .running = running_.read()};
+    }
     std::this_thread::sleep_for(options_.look);
   }
 }

@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "trireme/base/queue_meter.h"
 #include "trireme/experiment/overview.h"
 #include "trireme/experiment/trial_run.h"
 
@@ -35,6 +36,9 @@ struct SweepOptions {
 struct SweepEnd {
   bool interrupted = false;         ///< by SIGINT or SIGTERM: all trials have saved
   std::vector<Overview> overviews;  ///< of each experiment
+  /// By Little's law, of all experiments together: trials that wait for slots, from when their search gave the job; and
+  /// trials that have them. Trials that a scheduler took slots from wait again.
+  QueueReading waiting = {}, running = {};
 };
 
 /// Until every experiment is done, paused or stopped.

@@ -10,10 +10,17 @@ void Stash::count(std::int64_t device_bytes, std::int64_t host_bytes) {
   memory_->host.add(device::MemoryUse::kActivations, host_bytes);
 }
 
+/// What is computed from now on runs after the copy.
+void Stash::wait(device::HostCopies::Copy copy) {
+  const QueueMeter::Nanoseconds start = QueueMeter::now();
+  copies_->make_stream_wait(copy);
+  meter_.block(QueueMeter::now() - start);
+}
+
 /// The copy is over before the device's memory is another's.
 void Stash::release_newest() {
   if (!newest_) return;
-  copies_->make_stream_wait(newest_->leaving);
+  wait(newest_->leaving);
   newest_->on_device.clear();
   count(-newest_->bytes, 0);
   newest_.reset();
@@ -23,6 +30,8 @@ StashedFrame Stash::put(std::vector<at::Tensor> tensors) {
   release_newest();
   auto frame = std::make_shared<Stashed>();
   frame->stash = this;
+  frame->put = QueueMeter::now();
+  meter_.arrive(frame->put);
   frame->on_device = std::move(tensors);
   for (const at::Tensor& tensor : frame->on_device) {
     if (tensor.defined()) frame->bytes += static_cast<std::int64_t>(tensor.nbytes());
@@ -48,9 +57,10 @@ void Stash::prefetch(const StashedFrame& frame) {
 
 std::vector<at::Tensor> Stash::take(const StashedFrame& frame) {
   prefetch(frame);
-  copies_->make_stream_wait(frame == newest_ ? frame->leaving : frame->returning);
+  wait(frame == newest_ ? frame->leaving : frame->returning);
   if (frame == newest_) newest_.reset();
   frame->on_host.clear();
+  meter_.depart(frame->put);
   count(-frame->bytes, -frame->bytes);
   return std::exchange(frame->on_device, {});
 }
@@ -61,6 +71,7 @@ void Stash::drop(const StashedFrame& frame) {
     return;
   }
   frame->on_host.clear();
+  meter_.depart(frame->put);
   count(0, -frame->bytes);
 }
 

@@ -25,6 +25,7 @@ struct Stashed {
   std::vector<at::Tensor> on_device, on_host;
   std::int64_t bytes = 0;
   device::HostCopies::Copy leaving = 0, returning = 0;
+  QueueMeter::Nanoseconds put = 0;
 };
 /// Shared by the tape and the copy under way.
 using StashedFrame = std::shared_ptr<Stashed>;
@@ -45,11 +46,19 @@ class Stash {
   /// A frame that nobody will take: the tape is gone.
   void drop(const StashedFrame& frame);
 
+  /// Frames, from when they are put until they are taken or dropped; blocked: until a copy was over. A GPU's stream
+  /// waits for copies by itself, which is not seen.
+  QueueReading queue() const { return meter_.read(); }
+  /// Their copies, a tensor each, both ways (device/copy.h).
+  QueueReading copies() { return copies_->queue(); }
+
  private:
   void count(std::int64_t device_bytes, std::int64_t host_bytes);
   void release_newest();
+  void wait(device::HostCopies::Copy copy);
 
   device::RankMemory* memory_;
+  QueueMeter meter_;
   StashedFrame newest_;                         // still on the device, its copy under way or done
   std::unique_ptr<device::HostCopies> copies_;  // last: it ends its copies before the frames go
 };

@@ -20,6 +20,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -92,6 +93,8 @@ class DataParallel {
   void wait_until_copied(std::uint64_t sent) {
     if (link_) link_->wait_until_copied(sent);
   }
+  /// Copies between GPU and host: gradients out, weights in. Offload from a GPU only.
+  std::optional<QueueReading> host_copies() { return link_ ? std::optional(link_->queue()) : std::nullopt; }
   // Versions of weights beside the present one (pipelines that update while micro-batches are in flight).
   /// Whether what this rank updates is not what layers compute with.
   bool has_separate_shards() const { return options_.has_separate_shards(); }

@@ -30,13 +30,26 @@ void HostLink::send(const at::Tensor& from, at::Tensor to, bool add, std::functi
 void HostLink::take_oldest() {
   Leaving one = std::move(leaving_.front());
   leaving_.pop_front();
-  copies_->wait(one.copy);
+  wait(one.copy);
   if (one.staged.defined() && one.add) {
     one.to.add_(one.staged);
   } else if (one.staged.defined()) {
     one.to.copy_(one.staged);
   }
   if (one.arrived) one.arrived();
+}
+
+/// A late update waits on a thread of its own: training goes on.
+void HostLink::wait(Copy copy) {
+  const QueueMeter::Nanoseconds start = QueueMeter::now();
+  copies_->wait(copy);
+  if (std::this_thread::get_id() == owner_) blocked_ += QueueMeter::now() - start;
+}
+
+QueueReading HostLink::queue() {
+  QueueReading reading = copies_->queue();
+  reading.blocked = static_cast<double>(blocked_) * 1e-9;
+  return reading;
 }
 
 void HostLink::wait_for_sent() {

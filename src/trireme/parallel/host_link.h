@@ -11,6 +11,7 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <thread>
 
 #include "trireme/device/copy.h"
 
@@ -35,7 +36,9 @@ class HostLink {
   void before_compute(Copy copy) { copies_->make_stream_wait(copy); }
   Copy last_upload() const { return last_upload_; }
   /// On any thread.
-  void wait_until_copied(Copy copy) { copies_->wait(copy); }
+  void wait_until_copied(Copy copy) { wait(copy); }
+  /// Copies under way, both ways (device/copy.h). Blocked: the thread that made this object waited for one.
+  QueueReading queue();
 
  private:
   struct Leaving {
@@ -45,7 +48,10 @@ class HostLink {
     std::function<void()> arrived;
   };
   void take_oldest();
+  void wait(Copy copy);
 
+  const std::thread::id owner_ = std::this_thread::get_id();
+  QueueMeter::Nanoseconds blocked_ = 0;  // touched by the owner alone
   std::deque<Leaving> leaving_;
   Copy last_upload_ = 0;
   std::unique_ptr<device::HostCopies> copies_;  // last: it ends its copies before the tensors go

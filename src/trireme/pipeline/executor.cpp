@@ -62,6 +62,7 @@ Executor::Executor(const ExecutorParts& parts)
   if (table_.weights != schedule::WeightChoice::kFlush) reduction_.delay_shared(schedule::steps_ahead(table_));
   versions_.use_waves(waves_);
   versions_.use_scales(parts.scales);
+  passes_.tell(parts.activations);
   const auto& list = table_.ranks[static_cast<std::size_t>(pipeline_.rank())];
   before_forward_.resize(list.size());
   for (std::size_t position = 0; position < list.size(); ++position) {

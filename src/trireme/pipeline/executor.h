@@ -38,6 +38,7 @@ struct ExecutorParts {
   comm::Group* scatter = nullptr;   ///< ranks with the same boundary tensors, each of which sends a part (transfers.h)
   ScaleVersions* scales = nullptr;  ///< delayed FP8 scales of steps that overlap
   QueueMeter* receives = nullptr;   ///< what comes from other stages (transfers.h)
+  QueueMeter* activations = nullptr;  ///< what is kept from forward to backward (passes.h)
 };
 
 /// A ConfigError where a parameter is in several stages, each of which would compute with other updates of it.

@@ -209,6 +209,16 @@ void Passes::release(int chunk, int micro, const nn::Context& context) {
   count(here, context, 0);
 }
 
+void Passes::keep(Cell& cell) {
+  if (activations_ == nullptr) return;
+  cell.kept = QueueMeter::now();
+  activations_->arrive(cell.kept);
+}
+
+void Passes::let_go(Cell& cell) {
+  if (cell.kept != 0) activations_->depart(std::exchange(cell.kept, 0));
+}
+
 void Passes::forward(int chunk, int micro) {
   Cell& here = cell(chunk, micro);
   Micro& data = doubled_ ? *pair(micro).micro : *running(micro).micro;
@@ -235,6 +245,8 @@ void Passes::forward(int chunk, int micro) {
     (local ? cell(chunk + 1, micro).inputs : here.outputs) = std::move(outputs);
   }
   if (doubled_) divide(chunk, micro, of_first);
+  keep(here);
+  if (doubled_) keep(cell(chunk, micro + 1));
 }
 
 /// After a pass over two micros: what it left goes to their cells, and they go back one by one.
@@ -279,7 +291,10 @@ void Passes::backward(int chunk, int micro, bool weights) {
     gradients = (*layer)->backward(std::move(gradients), data.context, here.tape);
   }
   TRIREME_CHECK(here.tape.empty(), "chunk {} left frames of micro {} on its tape", chunk, micro);
-  if (weights) release(chunk, micro, data.context);  // else what is deferred still reads most of it
+  if (weights) {  // else what is deferred still reads most of it
+    release(chunk, micro, data.context);
+    let_go(here);
+  }
   if (chunk > 0) {
     complete_gradients(gradients, chunk, data);
     if (table_.rank_of(chunk - 1, micro) == rank_) {
@@ -294,6 +309,7 @@ void Passes::backward(int chunk, int micro, bool weights) {
 void Passes::backward_weight(int chunk, int micro) {
   cell(chunk, micro).tape.run_weight_gradients();
   release(chunk, micro, running(micro).micro->context);
+  let_go(cell(chunk, micro));
   pass_over(micro);
   release_skips(micro);
 }
@@ -327,6 +343,7 @@ void Passes::rewind(int step) {
     for (auto& cells : cells_) {
       Cell& here = cells[static_cast<std::size_t>(micro)];
       if (given_up) count(here, given_up->context, 0);
+      let_go(here);
       here = Cell{.recomputed = here.recomputed};
     }
   }

@@ -11,6 +11,7 @@
 #include <span>
 #include <vector>
 
+#include "trireme/base/queue_meter.h"
 #include "trireme/nn/layer.h"
 #include "trireme/pipeline/stage.h"
 #include "trireme/pipeline/versions.h"
@@ -32,6 +33,10 @@ class Passes {
   /// All borrowed. A ConfigError where the table puts the last chunk's forward and backward into different steps.
   Passes(const schedule::Schedule& table, int rank, std::span<const Chunk> chunks, const BoundaryTensors& boundaries,
          WeightVersions& versions);
+
+  /// Tells this meter, which is borrowed, of activations: of a micro in a chunk, from the end of its forward until its
+  /// last gradient is there.
+  void tell(QueueMeter* activations) { activations_ = activations; }
 
   /// Before the table is executed (again).
   void begin(MicroSource source);
@@ -69,8 +74,9 @@ class Passes {
     nn::Tensors inputs, outputs;             // to come in; to be sent
     nn::Tensors gradients, input_gradients;  // likewise
     nn::Tape tape;
-    std::int64_t counted = 0;  // bytes of the tape, in the rank's account
-    bool recomputed = false;   // the table has a recomputation: the first forward keeps its inputs only
+    std::int64_t counted = 0;          // bytes of the tape, in the rank's account
+    bool recomputed = false;           // the table has a recomputation: the first forward keeps its inputs only
+    QueueMeter::Nanoseconds kept = 0;  // since when its activations are; 0: there are none
   };
   struct Running {
     std::unique_ptr<Micro> micro;
@@ -93,6 +99,8 @@ class Passes {
   void check_boundary(const nn::Tensors& tensors, int chunk, const Micro& micro) const;
   void complete_gradients(nn::Tensors& gradients, int chunk, const Micro& micro) const;
   void divide(int chunk, int micro, std::int64_t of_first);
+  void keep(Cell& cell);
+  void let_go(Cell& cell);
   void pass_over(int micro);
   static void count(Cell& cell, const nn::Context& context, std::int64_t bytes);
   void use_skips(int chunk, int micro);
@@ -110,6 +118,7 @@ class Passes {
   std::vector<Pair> pairs_;  // by half of the first micro
   std::vector<PassSums> sums_;
   MicroSource source_;
+  QueueMeter* activations_ = nullptr;
 };
 
 }  // namespace trireme::pipeline

@@ -115,8 +115,11 @@ std::optional<double> answer_length(const std::vector<const MetricCurve*>& metri
 
 /// Each metric from its worst value to its best: which of them jumps.
 observe::Chart rises(const std::vector<const MetricCurve*>& metrics) {
-  observe::Chart chart{
-      .title = "From the worst value to the best", .unit = "share of the rise", .wide = true, .series = {}};
+  observe::Chart chart{.title = "From the worst value to the best",
+                       .unit = "share of the rise",
+                       .wide = true,
+                       .series = {},
+                       .x_name = "log10 of scale"};
   chart.x_low = 1e300, chart.x_high = -1e300;
   int color = 0;
   for (const char* name : {"exact_match", "token_accuracy", "edit_distance", "brier"}) {
@@ -138,7 +141,7 @@ observe::Chart rises(const std::vector<const MetricCurve*>& metrics) {
 
 /// One metric with its interval, the chance level, and of exact match what independent tokens would give.
 observe::Chart chart_of(const MetricCurve& curve, const std::vector<const MetricCurve*>& metrics) {
-  observe::Chart chart{.title = curve.metric, .series = {}};
+  observe::Chart chart{.title = curve.metric, .series = {}, .x_name = "log10 of scale"};
   chart.x_low = std::log10(curve.points.front().scale), chart.x_high = std::log10(curve.points.back().scale);
   const auto add = [&](std::string name, int color, observe::Series::Look look, bool listed, const auto& value) {
     observe::Curve points;

@@ -47,7 +47,7 @@ const reload = () => {
 };
 
 /// Runs through the points of a new row of numbers, in the order in which the server sends them.
-export const kRow = ['step', 'loss', 'grad_norm', 'lr', 'tokens', 'tokens_per_s', 'mfu', 'memory', 'seconds', 'compute', 'data', 'comm', 'overhead'];
+export const kRow = ['step', 'loss', 'grad_norm', 'lr', 'tokens', 'tokens_per_s', 'mfu', 'memory', 'seconds', 'compute', 'data', 'comm', 'overhead', 'noise_scale'];
 
 const lengthen = (spark, rows) => {
   for (const row of rows) { spark.x.push(row[0]); spark.y.push(row[1]); }

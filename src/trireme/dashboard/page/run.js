@@ -27,23 +27,31 @@ const buttons = run => {
   return [run.can.resume ? act('resume', 'Resume', 'main') : act('pause', 'Pause', 'main'), act('save', 'Save now'), act('stop', 'Stop', 'danger')];
 };
 
+/// A name, a bar as long as its share of `top`, and the value.
+const bars = (values, top, text) => values.flatMap(([name, v], i) => [h('span', null, name), h('i', {style: {width: `${Math.max(1, 100 * v / top)}%`, background: color(i)}}), h('b', null, text(v))]);
+
+/// Tokens of a step, from the tokens of all steps so far. Where points were thinned out, the mean in between.
+const batch_of = ({x, y}) => ({x: x.slice(1), y: x.slice(1).map((step, i) => y[i + 1] === null || y[i] === null || step === x[i] ? null : (y[i + 1] - y[i]) / (step - x[i]))});
+
 const metrics_tab = (id, place) => {
   let curves = null, log = false;
   const loss = new Chart({height: 300, label: 'loss by step'}), lr = new Chart({label: 'learning rate', zero: true}), norm = new Chart({label: 'gradient norm', zero: true}),
         speed = new Chart({label: 'throughput', format: count, zero: true}), mfu = new Chart({label: 'MFU', format: percent, zero: true}),
         memory = new Chart({label: 'memory', format: bytes, zero: true, binary: true}),
         parts = new Chart({label: 'where the time of a step goes', stacked: true, format: duration}), terms = new Chart({label: 'terms of the loss'}),
-        experts = new Chart({label: 'balance of the experts', zero: true});
+        experts = new Chart({label: 'balance of the experts', zero: true}), noise = new Chart({label: 'gradient noise scale', format: count, zero: true});
   const uses = h('div', {class: 'bars'}), terms_card = card('Terms of the loss', null, terms.element), experts_card = card('Balance of the experts', 'auxiliary losses of the router', experts.element);
-  const mfu_card = card('MFU', 'of the measured peak', mfu.element);
-  terms_card.hidden = experts_card.hidden = mfu_card.hidden = true;
+  const mfu_card = card('MFU', 'of the measured peak', mfu.element), noises = h('div', {class: 'bars'});
+  const noise_card = card('Gradient noise scale', 'tokens; beyond it a larger batch brings little', legend([['noise scale', color(1)], ['batch', color(0)]]), noise.element);
+  const noises_card = card('Noise scale by layer', 'tokens, at the last step', noises);
+  terms_card.hidden = experts_card.hidden = mfu_card.hidden = noise_card.hidden = noises_card.hidden = true;
   const loss_card = card('Loss', 'as it is, and smoothed; dots are evaluations, dashed lines checkpoints',
     h('div', {class: 'row'}, legend([['training', color(0)], ['validation', color(1)]]), h('span', {class: 'grow'}),
       choice('Scale', [['lin', 'linear'], ['log', 'log']], 'lin', value => { log = value === 'log'; draw(); })), loss.element);
   loss_card.classList.add('wide');
   place.replaceChildren(h('div', {class: 'grid'}, loss_card, card('Gradient norm', 'before clipping', norm.element), card('Learning rate', null, lr.element),
     card('Throughput', 'tokens per second', speed.element), card('A step\'s time', 'seconds', legend(kParts.map(([, text, i]) => [text, color(i)])), parts.element),
-    mfu_card, card('Memory', 'bytes, the largest of any rank', memory.element), card('Memory by use', 'the most so far, of the fullest rank', uses), terms_card, experts_card));
+    mfu_card, card('Memory', 'bytes, the largest of any rank', memory.element), card('Memory by use', 'the most so far, of the fullest rank', uses), terms_card, experts_card, noise_card, noises_card));
   const line = (name, curve, i) => [{name, color: color(i), x: curve.x, y: curve.y, style: 'raw', quiet: true},
                                     {name, color: color(i), x: curve.x, y: smooth(curve.y, Math.floor(curve.x.length / 60))}];
   const draw = () => {
@@ -61,13 +69,18 @@ const metrics_tab = (id, place) => {
     terms.set(named.filter(([name]) => !balance(name)).flatMap(([name, curve], i) => line(name, curve, i)));
     experts_card.hidden = !named.some(([name]) => balance(name));
     experts.set(named.filter(([name]) => balance(name)).flatMap(([name, curve], i) => line(name, curve, i)));
+    noise_card.hidden = !curves.noise_scale;
+    noise.set(curves.noise_scale ? [...line('noise scale', curves.noise_scale, 1), {name: 'batch', color: color(0), ...batch_of(curves.tokens)}] : []);
+    const layers = Object.entries(curves.noise_scales ?? {}).filter(([, v]) => v !== null), top = Math.max(...layers.map(([, v]) => v), 0);
+    noises_card.hidden = !layers.length;
+    noises.replaceChildren(...bars(layers, top, count));
   };
   const load = async () => { curves = await get(`/api/runs/${id}/series`); draw(); };
   const load_memory = async () => {
     const {ranks} = await get(`/api/runs/${id}/ranks`), most = {};
     for (const rank of ranks) for (const [use, v] of Object.entries(rank.memory)) if (use !== 'peak') most[use] = Math.max(most[use] ?? 0, v);
-    const all = Object.entries(most).sort((a, b) => b[1] - a[1]), top = all[0]?.[1] ?? 1;
-    uses.replaceChildren(...all.flatMap(([use, v], i) => [h('span', null, use), h('i', {style: {width: `${Math.max(1, 100 * v / top)}%`, background: color(i)}}), h('b', null, bytes(v))]));
+    const all = Object.entries(most).sort((a, b) => b[1] - a[1]);
+    uses.replaceChildren(...bars(all, all[0]?.[1] ?? 1, bytes));
     if (!all.length) uses.replaceChildren(h('span', {class: 'none'}, 'The ranks have written nothing yet.'));
   };
   const fail = error => toast(error.message, true);
@@ -81,9 +94,10 @@ const metrics_tab = (id, place) => {
     for (const row of rows) {
       const v = Object.fromEntries(kRow.map((name, i) => [name, row[i]])), put = (curve, y) => { curve.x.push(v.step); curve.y.push(y); };
       for (const name of ['loss', 'grad_norm', 'lr', 'tokens', 'tokens_per_s', 'mfu', 'memory', 'seconds']) put(curves[name], v[name]);
+      if (v.noise_scale !== null) put(curves.noise_scale ??= {x: [], y: []}, v.noise_scale);
       for (const [name] of kParts) put(curves.breakdown[name], v[name]);
     }
-    if (rows.length && curves.losses) load().catch(() => {});
+    if (rows.length && (curves.losses || curves.noise_scales)) load().catch(() => {});
     timer ||= setTimeout(() => { timer = 0; draw(); }, 240);
   };
   let evaluated = state.runs.get(id)?.validation?.step;

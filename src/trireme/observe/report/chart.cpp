@@ -34,9 +34,10 @@ bool has_areas(const Chart& chart) {
   return std::ranges::any_of(chart.series, [](const Series& one) { return one.look == Series::Look::kArea; });
 }
 
-/// "step 40", "12.5 s".
+/// "step 40", "log10 of parameters 5.2", "12.5 s".
 std::string place_text(const Chart& chart, double x) {
-  return chart.by_time ? value_text(x, Quantity::kSeconds) : fmt::format("step {}", x);
+  if (chart.by_time) return value_text(x, Quantity::kSeconds);
+  return chart.x_name == "step" ? fmt::format("step {}", x) : fmt::format("{} {:.5g}", chart.x_name, x);
 }
 
 class Drawing {
@@ -132,9 +133,9 @@ class Drawing {
 
 /// What the page's script shows where one points; numbers are those of the picture.
 std::string data_of(const Chart& chart, const Axis& x, const Axis& y) {
-  std::string out =
-      fmt::format(R"({{"x":[{},{}],"y":[{:.6g},{:.6g}],"scale":{},"unit":"{}","count":{},"time":{},"series":[)", x.low,
-                  x.high, y.low, y.high, y.scale, y.unit, chart.quantity == Quantity::kCount, chart.by_time);
+  std::string out = fmt::format(
+      R"({{"x":[{},{}],"y":[{:.6g},{:.6g}],"scale":{},"unit":"{}","count":{},"time":{},"of":"{}","series":[)", x.low,
+      x.high, y.low, y.high, y.scale, y.unit, chart.quantity == Quantity::kCount, chart.by_time, chart.x_name);
   bool first = true;
   const Series* below = nullptr;
   for (const Series& one : chart.series) {

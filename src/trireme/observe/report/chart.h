@@ -38,6 +38,7 @@ struct Chart {
   std::vector<Series> series;
   double x_low = 0, x_high = 1;      // steps: the same for all charts of a page, but for those by time
   bool by_time = false;              // x is seconds
+  std::string x_name = "step";       // what x is where it is no time
   std::vector<double> marks;         // steps at which the run went on after a stop
   std::vector<std::string> notes{};  // under the chart
 };

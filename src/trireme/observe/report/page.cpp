@@ -113,8 +113,9 @@ for (const box of document.querySelectorAll('.area-box')) {
     cross = box.appendChild(Object.assign(document.createElement('div'), {className: 'cross'}));
     cross.style.left = place + '%';
     tip = box.appendChild(Object.assign(document.createElement('div'), {className: 'tip'}));
-    tip.append(data.time ? +x.toPrecision(4) + ' s' : 'step ' + x.toLocaleString('en'));
-    const reach = Math.max((high - low) / 100, data.time ? 0 : 1);
+    const by_step = !data.time && data.of === 'step';
+    tip.append(data.time ? +x.toPrecision(4) + ' s' : by_step ? 'step ' + x.toLocaleString('en') : data.of + ' ' + +x.toPrecision(5));
+    const reach = Math.max((high - low) / 100, by_step ? 1 : 0);
     for (const s of data.series) {
       if (!s.points.length) continue;
       const p = s.points[near(s.points, x)];

@@ -3,6 +3,7 @@
 #include <charconv>
 
 #include "trireme/base/error.h"
+#include "trireme/base/log.h"
 #include "trireme/spec/import/import.h"
 
 namespace trireme::spec {
@@ -83,7 +84,13 @@ Node parse_arguments(std::string_view text) {
       for (const std::string& one : values) value.items.push_back(argument_value(one));
     }
     // As argparse has it, the last one counts.
-    std::erase_if(table.members, [&](const Node::Member& member) { return member.name == name; });
+    std::erase_if(table.members, [&](const Node::Member& member) {
+      if (member.name != name) return false;
+      if (foreign_text(member.value) != foreign_text(value))
+        log_warn("--{} is there as {} and again as {}, which counts", name, foreign_text(member.value),
+                 foreign_text(value));
+      return true;
+    });
     table.members.push_back({.name = std::move(name), .value = std::move(value)});
   }
   return table;

@@ -18,7 +18,9 @@ using config::Node;
 
 void flatten_into(const Node& table, const std::string& above, std::vector<ForeignKey>& out) {
   for (const Node::Member& member : table.members) {
-    const std::string name = above.empty() ? member.name : above + "." + member.name;
+    // A dot within a key is no table: the program that the file is for does not know that key either.
+    const std::string own = member.name.find('.') == std::string::npos ? member.name : '"' + member.name + '"';
+    const std::string name = above.empty() ? own : above + "." + own;
     if (member.value.kind == Node::Kind::kTable && !member.value.members.empty()) {
       flatten_into(member.value, name, out);
     } else {

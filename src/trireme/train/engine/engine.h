@@ -106,6 +106,8 @@ class Engine {
   virtual parallel::FirstMicroOptions first_micro();
   /// What comes from other stages of a pipeline, from when its receive is posted; nothing: there are none.
   virtual std::optional<QueueReading> receives() { return std::nullopt; }
+  /// Activations of micro-batches between forward and backward in the stages of a pipeline, likewise.
+  virtual std::optional<QueueReading> activations() { return std::nullopt; }
   /// The last steps as their instructions ran, a file for `trireme schedule draw --measured`: on rank 0, empty
   /// elsewhere and where there is no schedule. On all ranks together.
   virtual std::string timeline() { return ""; }

@@ -334,7 +334,8 @@ PipelineSteps::Execution& PipelineSteps::execution_for(const StepsRequest& reque
                                                                    .waves = execution_.waves.get(),
                                                                    .scatter = staged_->scatter(),
                                                                    .scales = execution_.scales.get(),
-                                                                   .receives = &staged_->receives()});
+                                                                   .receives = &staged_->receives(),
+                                                                   .activations = &staged_->activations()});
   if (asynchronous_ && request.loss_scale != nullptr) {
     execution_.executor->reduction().delay_shared(execution_.ahead,
                                                   [this](int step) { return progress_->loss_scale_of(step); });

@@ -26,6 +26,8 @@ class RunAheadDriver final : public StepDriver {
   bool at_rest() const override { return in_flight_.empty(); }
   void rest_soon() override { rest_soon_ = true; }
   bool looks_before_update() const override { return false; }
+  /// Steps, from when they are started until their numbers are known.
+  std::vector<observe::NamedQueue> queues() const override { return {{.name = "steps", .reading = meter_.read()}}; }
   void restart() override { TRIREME_CHECK(in_flight_.empty(), "a state was read while a step is under way"); }
 
  private:
@@ -35,6 +37,7 @@ class RunAheadDriver final : public StepDriver {
     StepReport report;
     nn::LossCounts counts;
     StepScales scales;
+    QueueMeter::Nanoseconds since = 0;
   };
   void start();
   /// Whether somebody looks at the state after this step.
@@ -44,12 +47,15 @@ class RunAheadDriver final : public StepDriver {
   TrainState& state_;
   SingleStepEngine& engine_;
   DelayedUpdate update_;
+  QueueMeter meter_;
   std::deque<StepInFlight> in_flight_;
   bool rest_soon_ = false;
 };
 
 void RunAheadDriver::start() {
   StepInFlight started{.fetched = state_.fetch()};
+  started.since = QueueMeter::now();
+  meter_.arrive(started.since);
   const StepPlan& plan = started.fetched.plan;
   started.report.position = plan.after;
   started.report.data_s = started.fetched.waited_s;
@@ -84,6 +90,7 @@ StepReport RunAheadDriver::next() {
   const DelayedUpdate::Outcome outcome = update_.wait();
   StepInFlight done = std::move(in_flight_.front());
   in_flight_.pop_front();
+  meter_.depart(done.since);
   tell_losses(done.report, outcome.losses, done.counts);
   done.report.gradient_norm = outcome.gradient_norm;
   if (!outcome.taken) give_up(done);
@@ -96,6 +103,7 @@ StepReport RunAheadDriver::next() {
 /// The weights are those before this step: nothing was updated since.
 void RunAheadDriver::give_up(StepInFlight& anomalous) {
   while (update_.waiting() > 0) update_.wait();
+  for (const StepInFlight& lost : in_flight_) meter_.depart(lost.since);
   in_flight_.clear();
   update_.go_on();
   state_.feeder.reset();

@@ -456,7 +456,8 @@ pipeline::Executor& StagedModel::executor_for(int micros) {
                               .data_parallel = wave_groups_.empty() ? data_parallel_.get() : nullptr,
                               .predictor = unchanged_.get(),
                               .scatter = scatter(),
-                              .receives = &receives_});
+                              .receives = &receives_,
+                              .activations = &activations_});
   executor_micros_ = micros;
   record_ = std::make_unique<pipeline::TimelineRecorder>(executor_->table());
   return *executor_;

@@ -35,6 +35,7 @@ class StagedModel {
   parallel::FirstMicroOptions first_micro();
   /// Of the thread that executes.
   QueueMeter& receives() { return receives_; }
+  QueueMeter& activations() { return activations_; }
   std::string timeline();
   Evaluation evaluate(const data::Samples& samples, const EvaluateOptions& options);
   std::string first_not_finite(std::vector<data::Batch>& batches, const MakeContext& contexts);
@@ -93,7 +94,7 @@ class StagedModel {
   int executor_micros_ = 0;
   bool halves_micros_ = false;  // the table sends them back in parts
   bool experts_lead_ = true;    // in every step, the first micro-batch adds to a gradient before others
-  QueueMeter receives_;
+  QueueMeter receives_, activations_;
   std::unique_ptr<pipeline::TimelineRecorder> record_;  // of executor_
 };
 
@@ -112,6 +113,7 @@ class PipelineEngineOf : public Kind {
   Engine::Account account() final { return staged_->account(); }
   parallel::FirstMicroOptions first_micro() final { return staged_->first_micro(); }
   std::optional<QueueReading> receives() final { return staged_->receives().read(); }
+  std::optional<QueueReading> activations() final { return staged_->activations().read(); }
   std::string timeline() final { return staged_->timeline(); }
   Evaluation evaluate(const data::Samples& samples, const EvaluateOptions& options) final {
     return staged_->evaluate(samples, options);

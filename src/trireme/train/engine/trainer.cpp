@@ -66,6 +66,21 @@ StepReport Trainer::step() {
   return report;
 }
 
+std::vector<observe::NamedQueue> Trainer::other_queues() {
+  std::vector<observe::NamedQueue> queues;
+  if (const auto activations = state_.engine.activations()) {
+    queues.push_back({.name = "activations", .reading = *activations});
+  }
+  if (state_.stash) {
+    queues.push_back({.name = "stash", .reading = state_.stash->queue()});
+    queues.push_back({.name = "stash_copies", .reading = state_.stash->copies()});
+  }
+  if (const auto copies = state_.engine.data_parallel().host_copies()) {
+    queues.push_back({.name = "offload", .reading = *copies});
+  }
+  return queues;
+}
+
 bool Trainer::run_ahead() {
   if (runs_ahead_) return true;
   auto ahead = make_run_ahead_driver(state_);

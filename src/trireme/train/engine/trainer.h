@@ -60,6 +60,9 @@ class Trainer {
   /// What came from other stages, and updates that ran beside the next step; where there are such.
   std::optional<QueueReading> receives_queue() { return state_.engine.receives(); }
   std::optional<QueueReading> updates_queue() { return state_.updates->queue(); }
+  /// What else this rank has, by name: activations that wait for their backward, what is copied between a GPU and its
+  /// host.
+  std::vector<observe::NamedQueue> other_queues();
   /// After `state` was read from a checkpoint: rounds weights, and reads on from the new position.
   void loaded();
 

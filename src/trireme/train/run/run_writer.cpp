@@ -176,6 +176,7 @@ std::vector<observe::NamedQueue> RunWriter::take_queues() {
   now.push_back({.name = "works", .reading = parts_.rank.queue()});
   if (const auto receives = trainer.receives_queue()) now.push_back({.name = "receives", .reading = *receives});
   if (const auto updates = trainer.updates_queue()) now.push_back({.name = "updates", .reading = *updates});
+  for (observe::NamedQueue& queue : trainer.other_queues()) now.push_back(std::move(queue));
   now.push_back({.name = "checkpoint", .reading = parts_.saving.queue()});
   for (observe::NamedQueue& queue : parts_.trainer.driver().queues()) now.push_back(std::move(queue));
   std::vector<observe::NamedQueue> since = now;
