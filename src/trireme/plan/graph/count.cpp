@@ -49,12 +49,12 @@ Work work_of(const Graph& graph, const Op& op, const IterationSpace& space, std:
     case OpKind::kEinsum: {
       const std::size_t factors = op.inputs.size() - (op.bias ? 1 : 0);
       work.flops = static_cast<double>(factors >= 2 ? 2 * (factors - 1) : 1) * points;
-      if (factors >= 2) work.kind = WorkKind::kMatmul;
+      if (factors >= 2) work.unit = Unit::kMatmul;
       break;
     }
     case OpKind::kConvolution:
       work.flops = 2 * points;
-      work.kind = WorkKind::kMatmul;
+      work.unit = Unit::kMatmul;
       break;
     case OpKind::kLstmCell: {
       // Gates: x and h against their weights. The space has both inner dimensions, which are summed, not multiplied.
@@ -64,32 +64,32 @@ Work work_of(const Graph& graph, const Op& op, const IterationSpace& space, std:
         (i < 3 ? rows : inner) = i < 3 ? rows * size : inner + size;  // batch, units, gates; then in and recurrent
       }
       work.flops = passes * 2 * rows * inner;
-      work.kind = WorkKind::kMatmul;
+      work.unit = Unit::kMatmul;
       break;
     }
     case OpKind::kAttention: {
       // Two GEMMs, of which causal attention computes half the tiles; backward computes scores again: five.
       const double causal = op.function == "causal" ? 0.5 : 1;
       work.flops = (op.part == Part::kBackward ? 10 : 4) * causal * points;
-      work.kind = WorkKind::kAttention;
+      work.unit = Unit::kAttention;
       break;
     }
     default:
       work.flops = written;
-      if (is_alias(op)) work = {.kind = WorkKind::kNothing};
+      if (is_alias(op)) work = {.unit = Unit::kNothing};
   }
   return work;
 }
 
 double seconds_of(const cost::Hardware& hardware, cost::Arithmetic arithmetic, const Work& work) {
-  switch (work.kind) {
-    case WorkKind::kMatmul:
+  switch (work.unit) {
+    case Unit::kMatmul:
       return cost::compute_seconds(hardware, arithmetic, work.flops, work.bytes);
-    case WorkKind::kAttention:
+    case Unit::kAttention:
       return cost::attention_seconds(hardware, arithmetic, work.flops);
-    case WorkKind::kStream:
+    case Unit::kStream:
       return cost::stream_seconds(hardware, work.bytes);
-    case WorkKind::kNothing:
+    case Unit::kNothing:
       return 0;
   }
   return 0;
@@ -105,7 +105,7 @@ GraphCount count(const Graph& graph) {
   for (const Op& op : graph.ops) {
     const Work work = work_of(graph, op, iteration_space(graph, op));
     (op.forward >= 0 ? result.backward_flops : result.forward_flops) += work.flops;
-    if (op.forward < 0 && work.kind == WorkKind::kMatmul) result.matmul_flops += work.flops;
+    if (op.forward < 0 && work.unit == Unit::kMatmul) result.matmul_flops += work.flops;
     result.bytes += work.bytes;
   }
   const auto whole = [&](int tensor) { return graph.bytes(graph.tensor(tensor)); };

@@ -14,11 +14,11 @@
 
 namespace trireme::plan::graph {
 
-enum class WorkKind : std::uint8_t { kMatmul, kAttention, kStream, kNothing };
+enum class Unit : std::uint8_t { kMatmul, kAttention, kStream, kNothing };
 
 struct Work {
   double flops = 0, bytes = 0;
-  WorkKind kind = WorkKind::kStream;
+  Unit unit = Unit::kStream;
   bool operator==(const Work&) const = default;
 };
 
