@@ -11,6 +11,9 @@
 
 namespace trireme::bench {
 
+/// Says what is wanting and gives the exit status by which `make bench` knows that nothing was measured: 77.
+int cannot_run(const std::string& why);
+
 class Arguments : public cli::Command {
  public:
   explicit Arguments(const std::string& about);

@@ -7,8 +7,8 @@
 
 #include <algorithm>
 #include <chrono>
-#include <string_view>
 
+#include "bench/arguments.h"
 #include "trireme/device/cuda.h"
 #include "trireme/kernels/attention.h"
 #include "trireme/kernels/sparse/block_layout.h"
@@ -45,7 +45,10 @@ Times times_of(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, co
 }  // namespace
 
 int main(int count, char** words) {
-  const bool cuda = count > 1 && std::string_view(words[1]) == "--cuda";
+  bool cuda = false;
+  bench::Arguments app("Block-sparse attention beside dense attention, per pair of a query and a key that is computed");
+  app.add_flag("--cuda", cuda, "on a GPU");
+  if (const auto status = app.parse(count, words)) return *status;
   const at::TensorOptions type = cuda ? at::TensorOptions(at::kBFloat16).device(device::use_cuda(0)) : at::kFloat;
   const std::int64_t batch = cuda ? 4 : 1, tokens = cuda ? 8192 : 4096, heads = cuda ? 16 : 4, size = 64;
   const int calls = cuda ? 20 : 1;

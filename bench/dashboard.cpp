@@ -19,6 +19,7 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 
+#include "bench/arguments.h"
 #include "trireme/base/stopwatch.h"
 #include "trireme/dashboard/catalogue.h"
 #include "trireme/dashboard/dashboard.h"
@@ -124,7 +125,10 @@ pid_t train_apart(const fs::path& folder) {
 
 }  // namespace
 
-int main() {
+int main(int count, char** words) {
+  trireme::bench::Arguments app(
+      "The live page: loading a hundred runs beside a second, and a core's share while ten train");
+  if (const auto status = app.parse(count, words)) return *status;
   std::setvbuf(stdout, nullptr, _IOLBF, 0);
   const fs::path folder = fs::temp_directory_path() / fmt::format("trireme-bench-dashboard-{}", ::getpid());
   const std::uint64_t bytes = make_runs(folder / "many");

@@ -20,6 +20,7 @@
 #include <thread>
 #include <vector>
 
+#include "bench/arguments.h"
 #include "bench/times.h"
 #include "trireme/base/random.h"
 #include "trireme/data/open_samples.h"
@@ -164,8 +165,13 @@ void bench_waiting(const std::filesystem::path& path) {
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  const auto path = write_shard(argc > 1 ? std::filesystem::path(argv[1]) : std::filesystem::temp_directory_path());
+int main(int count, char** words) {
+  std::filesystem::path folder = std::filesystem::temp_directory_path();
+  trireme::bench::Arguments app(
+      "Reading tokens and making batches beside memcpy; waiting for data at given step lengths");
+  app.add_option("FOLDER", folder, "where the shard is written").show_default();
+  if (const auto status = app.parse(count, words)) return *status;
+  const auto path = write_shard(folder);
   bench_reading(path);
   bench_waiting(path);
   std::filesystem::remove(path);

@@ -333,6 +333,7 @@ int main(int count, char** words) try {
   app.add_flag("--engine", options.engine, "also with scheduling and sampling around");
   app.add_flag("--kernels", options.kernels, "the kernels of a step alone");
   if (const std::optional<int> status = app.parse(count, words)) return *status;
+  if (const std::optional<int> status = bench::lacks_gpu()) return *status;
   const double copy_rate = bench::copy_rate();
   emit({{"copy_gb_per_s", copy_rate * 1e-9}});
   if (options.kernels) bench_kernels(copy_rate);

@@ -7,13 +7,23 @@
 #include <ATen/ops/randn.h>
 
 #include <functional>
+#include <optional>
+#include <string>
 
+#include "bench/arguments.h"
 #include "bench/times.h"
 #include "trireme/device/cuda.h"
 #include "trireme/device/stream.h"
 #include "trireme/kernels/autotune.h"
 
 namespace trireme::bench {
+
+/// The exit status where there is no GPU.
+inline std::optional<int> lacks_gpu() {
+  std::string why;
+  if (device::has_cuda(&why)) return std::nullopt;
+  return cannot_run(why);
+}
 
 inline at::Device gpu() { return device::use_cuda(0); }
 inline at::TensorOptions bf16() { return at::TensorOptions(at::kBFloat16).device(gpu()); }

@@ -6,9 +6,10 @@
 #include <fmt/format.h>
 
 #include <chrono>
-#include <cstdlib>
 #include <optional>
 
+#include "bench/arguments.h"
+#include "bench/gpu_measure.h"
 #include "bench/random_step.h"
 #include "trireme/base/stopwatch.h"
 #include "trireme/device/cuda.h"
@@ -17,7 +18,6 @@
 namespace trireme::bench {
 namespace {
 
-using Clock = std::chrono::steady_clock;
 constexpr std::int64_t kTokens = 1024;  // of a sequence
 
 class Training {
@@ -73,8 +73,12 @@ class Training {
   double loss_ = 0;
 };
 
-int run(int argc, char** argv) {
-  const std::int64_t batch = argc > 1 ? std::atoll(argv[1]) : 64;
+int run(int count, char** words) {
+  std::int64_t batch = 64;
+  Arguments app("Training steps and updates by optimizer on a GPU, beside AdamW's");
+  app.add_option("BATCH", batch, "sequences of a step").positive().show_default();
+  if (const auto status = app.parse(count, words)) return *status;
+  if (const auto status = lacks_gpu()) return *status;
   const at::Device device = device::use_cuda(0);
   const auto names = spec::enum_names(std::type_identity<spec::OptimizerKind>());
   using enum spec::OptimizerKind;
@@ -98,4 +102,4 @@ int run(int argc, char** argv) {
 }  // namespace
 }  // namespace trireme::bench
 
-int main(int argc, char** argv) { return trireme::bench::run(argc, argv); }
+int main(int count, char** words) { return trireme::bench::run(count, words); }

@@ -292,9 +292,9 @@ int main(int count, char** words) try {
   if (const std::optional<int> status = app.parse(count, words)) return *status;
   if (!options.same.empty()) return check_same(options) ? 0 : 1;
   const std::vector<Size> sizes = sizes_of(options);
-  if (sizes.empty() && !options.kernels && !options.attention && !options.shapes) {
-    throw ConfigError("nothing to measure: give --model, --kernels, --attention, --gemm-shapes or --same");
-  }
+  if (sizes.empty() && !options.kernels && !options.attention && !options.shapes)
+    return bench::cannot_run("give --model, --kernels, --attention, --gemm-shapes or --same");
+  if (const std::optional<int> status = bench::lacks_gpu()) return *status;
   nlohmann::json all;
   kernels::set_gemm_autotune(options.gemm_autotune);
   if (options.kernels) all["kernels"] = bench::print_kernels();

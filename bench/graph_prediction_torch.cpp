@@ -140,13 +140,15 @@ double median(std::vector<double> of) {
 int main(int count, char** words) try {
   Options options;
   bench::Arguments app("Predicted and measured steps of found plans");
-  app.add_option("--cluster", options.cluster, "as trireme bench hardware wrote it").required();
+  app.add_option("--cluster", options.cluster, "as trireme bench hardware -o writes it");
   app.add_option("--only", options.only, "a graph's name");
   app.add_option("--ranks", options.ranks).show_default();
   app.add_option("--steps", options.steps).show_default();
   app.add_option("--random", options.random, "random strategies beside the found ones").show_default();
   app.add_option("--seconds", options.seconds, "for one operator").show_default();
   if (const std::optional<int> status = app.parse(count, words)) return *status;
+  if (options.cluster.empty())
+    return bench::cannot_run("give --cluster, the file that trireme bench hardware -o writes");
   device::initialise_mkl_vml();
   const cost::Hardware hardware = cost::load_hardware(options.cluster);
   const pg::Pricing pricing(hardware, pg::factored_mesh(options.ranks));

@@ -7,6 +7,7 @@
 #include <chrono>
 #include <vector>
 
+#include "bench/arguments.h"
 #include "trireme/base/stopwatch.h"
 #include "trireme/plan/graph/backward.h"
 #include "trireme/plan/graph/models.h"
@@ -49,7 +50,9 @@ bool measure(const Case& one) {
 
 }  // namespace
 
-int main() {
+int main(int count, char** words) {
+  trireme::bench::Arguments app("Searches over operator graphs on one core, beside the limits of their time");
+  if (const auto status = app.parse(count, words)) return *status;
   bool within = true;
   for (const Case& one : {Case{"alexnet", "dgx2-v100", 16, 0.02}, Case{"vgg16", "dgx2-v100", 16, 0.1},
                           Case{"inception-v3", "dgx2-v100", 16, 0.1}, Case{"resnet152", "dgx2-v100", 16, 0.4},

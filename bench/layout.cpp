@@ -15,6 +15,7 @@
 #include <numeric>
 #include <vector>
 
+#include "bench/arguments.h"
 #include "bench/times.h"
 #include "trireme/base/instruction_set.h"
 #include "trireme/layout/hash.h"
@@ -84,7 +85,9 @@ void bench_plan(const Case& c) {
 
 }  // namespace
 
-int main() {
+int main(int count, char** words) {
+  trireme::bench::Arguments app("Hashing a tensor beside summing it, planning a reshard beside copying what moves");
+  if (const auto status = app.parse(count, words)) return *status;
   bench_hash();
   fmt::print("{:<48}{:>9}{:>9}{:>10}{:>10}{:>10}{:>10}\n", "reshard 8192 x 8192 f32", "plan ms", "copy ms", "copies",
              "messages", "moved MB", "most MB");

@@ -9,11 +9,11 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
 #include <fstream>
 #include <string>
 #include <vector>
 
+#include "bench/arguments.h"
 #include "trireme/base/random.h"
 #include "trireme/models/model.h"
 #include "trireme/optim/update.h"
@@ -136,8 +136,13 @@ std::string plot(const std::vector<std::vector<std::vector<double>>>& losses) {
   return out + "</svg>\n";
 }
 
-int run(int argc, char** argv) {
-  const int steps = argc > 1 ? std::atoi(argv[1]) : 60;
+int run(int count, char** words) {
+  int steps = 60;
+  std::string drawing;
+  Arguments app("The loss over learning rates and widths, in the standard parametrisation and with muP");
+  app.add_option("STEPS", steps, "of each run").positive().show_default();
+  app.add_option("PLOT", drawing, "draw them into this SVG file");
+  if (const auto status = app.parse(count, words)) return *status;
   at::set_num_threads(1);
   std::vector<std::vector<std::vector<double>>> losses(2);
   for (const bool mup : {false, true}) {
@@ -157,11 +162,11 @@ int run(int argc, char** argv) {
       fmt::print("{:>10}\n", fmt::format("2^{}", -11 + best));
     }
   }
-  if (argc > 2) std::ofstream(argv[2]) << plot(losses);
+  if (!drawing.empty()) std::ofstream(drawing) << plot(losses);
   return 0;
 }
 
 }  // namespace
 }  // namespace trireme::bench
 
-int main(int argc, char** argv) { return trireme::bench::run(argc, argv); }
+int main(int count, char** words) { return trireme::bench::run(count, words); }

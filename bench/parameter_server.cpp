@@ -14,6 +14,7 @@
 #include <thread>
 #include <vector>
 
+#include "bench/arguments.h"
 #include "trireme/base/error.h"
 #include "trireme/comm/control.h"
 #include "trireme/comm/mailbox_threads.h"
@@ -163,7 +164,9 @@ double clocks_per_second(std::uint64_t tau) {
 
 }  // namespace
 
-int main() {
+int main(int count, char** words) {
+  trireme::bench::Arguments app("Push and pull of parameter servers beside bare mail; clocks a second by consistency");
+  if (const auto status = app.parse(count, words)) return *status;
   Times threads, ucx, link;
   // A link of 1 Gbit/s and 0.1 ms, emulated: what a network carries, whatever this machine's memory does.
   comm::run_thread_mailboxes(

@@ -11,11 +11,11 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
 #include <filesystem>
 #include <iostream>
 #include <map>
 
+#include "bench/arguments.h"
 #include "bench/times.h"
 #include "trireme/base/cores.h"
 #include "trireme/base/error.h"
@@ -150,14 +150,17 @@ int compare(const std::string& cluster, int steps, int rounds) {
 }  // namespace
 }  // namespace trireme
 
-int main(int count, char** arguments) {
-  if (count < 2) {
-    std::cerr << "usage: planner_local CLUSTER.toml [STEPS] [ROUNDS]\n";
-    return 2;
-  }
+int main(int count, char** words) {
+  std::string cluster;
+  int steps = 12, rounds = 2;
+  trireme::bench::Arguments app("Predicted beside measured step times of this machine");
+  app.add_option("CLUSTER", cluster, "as trireme bench hardware -o writes it");
+  app.add_option("STEPS", steps, "of a run").positive().show_default();
+  app.add_option("ROUNDS", rounds, "how often each is run").positive().show_default();
+  if (const auto status = app.parse(count, words)) return *status;
+  if (cluster.empty()) return trireme::bench::cannot_run("give the file that trireme bench hardware -o writes");
   try {
-    return trireme::compare(arguments[1], count > 2 ? std::atoi(arguments[2]) : 12,
-                            count > 3 ? std::atoi(arguments[3]) : 2);
+    return trireme::compare(cluster, steps, rounds);
   } catch (const trireme::Error& error) {
     std::cerr << error.block(false);
     return 1;

@@ -6,11 +6,14 @@
 #include <chrono>
 #include <vector>
 
+#include "bench/arguments.h"
 #include "trireme/base/stopwatch.h"
 #include "trireme/plan/published.h"
 #include "trireme/plan/search.h"
 
-int main() {
+int main(int count, char** words) {
+  trireme::bench::Arguments app("The search for a layout of Llama 3 405B, beside a limit of two seconds");
+  if (const auto status = app.parse(count, words)) return *status;
   using namespace trireme;
   constexpr double kLimitSeconds = 2;
   plan::Job job;

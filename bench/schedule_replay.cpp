@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <functional>
 
+#include "bench/arguments.h"
 #include "trireme/base/text.h"
 #include "trireme/base/units.h"
 #include "trireme/schedule/builders.h"
@@ -39,7 +40,10 @@ struct Row {
 
 }  // namespace
 
-int main() {
+int main(int count, char** words) {
+  trireme::bench::Arguments app(
+      "Building, checking and replaying pipeline schedules beside how long one would wait for it");
+  if (const auto status = app.parse(count, words)) return *status;
   const Row rows[] = {
       {"1f1b", {.ranks = 64, .micros = 512}, 0.1},  // one trillion parameters: 2104.04473, section 5.1
       {"interleaved", {.ranks = 64, .micros = 512, .chunks_per_rank = 2}, 0.2},

@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <limits>
 
+#include "bench/arguments.h"
 #include "trireme/base/random.h"
 #include "trireme/base/text.h"
 #include "trireme/base/units.h"
@@ -48,7 +49,9 @@ SchedulerState cluster(int node_slots, double full, bool gangs) {
 
 }  // namespace
 
-int main() {
+int main(int count, char** words) {
+  trireme::bench::Arguments app("A decision of the scheduler of trials beside 5 ms");
+  if (const auto status = app.parse(count, words)) return *status;
   constexpr double kLimit = 5e-3;
   constexpr auto kRight = TextTable::Align::kRight;
   TextTable table({{"nodes"},

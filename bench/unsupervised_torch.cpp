@@ -13,8 +13,8 @@
 
 #include <algorithm>
 #include <chrono>
-#include <string_view>
 
+#include "bench/arguments.h"
 #include "trireme/device/cuda.h"
 #include "trireme/unsupervised/rbm.h"
 #include "trireme/unsupervised/sparse_coding.h"
@@ -62,7 +62,10 @@ double coding_step(at::Device device, std::int64_t rows, std::int64_t bases, std
 }  // namespace
 
 int main(int count, char** words) {
-  const bool cuda = count > 1 && std::string_view(words[1]) == "--cuda";
+  bool cuda = false;
+  trireme::bench::Arguments app("Belief networks and sparse coding on one core, and beside it on a GPU");
+  app.add_flag("--cuda", cuda, "on a GPU too");
+  if (const auto status = app.parse(count, words)) return *status;
   at::set_num_threads(1);
   const at::Device cpu(at::kCPU), gpu = cuda ? trireme::device::use_cuda(0) : cpu;
   const auto show = [&](const char* what, double core, double card) {

@@ -166,9 +166,9 @@ TEST(ConfigRead, RetiredKeysNameTheirSuccessor) {
   EXPECT_EQ(problem_of(text("[[mixture]]\npath = \"x\"")).reason, "unknown key; did you mean \"blend\"?");
 }
 
-TEST(ConfigRead, ReservedSectionsAreToCome) {
+TEST(ConfigRead, ReservedSectionsSayForWhat) {
   // Near to "basics", and yet not what was meant.
-  const std::string reason = "is reserved for what stands below the basics, which is not built yet";
+  const std::string reason = "is reserved for what stands below the basics";
   EXPECT_EQ(problem_of(text("[basis]\nranks = 1")).reason, reason);
   EXPECT_EQ(problem_of(text("", {"basis.ranks=1"})).reason, reason);
 }

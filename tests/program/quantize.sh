@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# trireme quantize on a model that was trained: folders in fewer bits, what they cost, and that every command reads them.
+# trireme quantize on a model that was trained: quantised folders, what they cost, and that every command reads them.
 # quantize.sh PROGRAM SOURCE
 set -euo pipefail
 program=$1 source=$2
@@ -37,4 +37,4 @@ grep -q quantization_config plain/config.json && fail "the plain folder says tha
 "$program" --quiet generate plain --ids ids.json --max-new-tokens 5 > plain.ids
 cmp gptq.ids plain.ids || fail "codes and what they stand for give other tokens"
 "$program" --quiet quantize gptq twice --no-loss 2> twice.log && fail "quantised twice"
-grep -q 'in fewer bits already' twice.log || { cat twice.log; fail "why not twice"; }
+grep -q 'is quantised already' twice.log || { cat twice.log; fail "why not twice"; }

@@ -157,7 +157,7 @@ TEST_F(Streams, WhatDoesNotGoTogetherIsNamed) {
       EXPECT_THAT(error.message(), testing::HasSubstr(why));
     }
   };
-  refused({.weights = WeightBits::kInt8}, 1, "in fewer bits are not streamed");
+  refused({.weights = WeightBits::kInt8}, 1, "quantised weights are not streamed");
   refused({}, 2, "streamed by one rank");
 }
 

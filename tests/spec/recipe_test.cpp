@@ -108,6 +108,7 @@ TEST(Recipe, KeysThatWereRenamedNameTheirSuccessor) {
       {"health.not_finite", "health.non_finite"},
       {"health.most_skips", "health.max_skips"},
       {"schedule.kind", "lr_schedule"},
+      {"latent.query_rank", "model.mla"},
   };
   for (const auto& [before, now] : renamed) {
     EXPECT_EQ(refusal(before + "=1"), fmt::format("unknown key; did you mean \"{}\"?", now)) << before;
@@ -139,6 +140,8 @@ TEST(Recipe, NamesOfOtherProgramsLeadToOurs) {
       {"train.warmup_iters", "lr_schedule.warmup"},
       {"optimizer.lr", "optim"},
       {"training.steps", "train"},
+      {"mla.q_lora_rank", "model.mla"},
+      {"moe.num_experts", "experts"},
   };
   for (const auto& [theirs, ours] : foreign) {
     EXPECT_EQ(refusal(theirs + "=1"), fmt::format("unknown key; did you mean \"{}\"?", ours)) << theirs;
@@ -184,12 +187,9 @@ TEST(Recipe, NothingAfterTheEqualsSignEmptiesAList) {
   EXPECT_TRUE(recipe.train.freeze.empty());
 }
 
-TEST(Recipe, SectionsToComeAreReserved) {
-  for (const char* section : {"serve"}) {
-    EXPECT_THAT(refusal(fmt::format("{}.kind=1", section)),
-                AllOf(testing::StartsWith("is reserved for "), testing::EndsWith("which is not built yet")))
-        << section;
-  }
+TEST(Recipe, TheServersSectionIsReservedAndSaysWhereItsOptionsAre) {
+  EXPECT_EQ(refusal("serve.kind=1"),
+            "is reserved for the inference server, which takes flags so far: trireme serve --help");
 }
 
 /// Each contradiction is found under its key, and following the hint resolves it.

@@ -1,4 +1,4 @@
-// trireme quantize: a model with its matrices in fewer bits, and what that costs.
+// trireme quantize: a model with quantised matrices, and what that costs.
 
 #include <filesystem>
 #include <map>

@@ -440,9 +440,8 @@ std::unique_ptr<Model> load_published(const formats::HfDirectory& directory, con
 
 void save_published_like(const formats::HfDirectory& source, Model& model, const std::filesystem::path& path) {
   if (quantised_format(source.config()))
-    throw ConfigError(
-        fmt::format("{} has its matrices in fewer bits, which are not written again", source.path().string()),
-        "write a plain folder with `trireme convert`, or quantise that with `trireme quantize`");
+    throw ConfigError(fmt::format("{} has quantised matrices, which are not written again", source.path().string()),
+                      "write a plain folder with `trireme convert`, or quantise that with `trireme quantize`");
   const auto tensors = published_tensors(model, [&](std::string_view name) { return source.find(name) != nullptr; });
   std::map<std::string_view, const PublishedTensor*> by_name;
   for (const PublishedTensor& tensor : tensors) by_name[tensor.name] = &tensor;

@@ -256,7 +256,7 @@ bool is_part_of_codes(const formats::HfDirectory& directory, std::string_view na
 StoredMatrix read_codes(const formats::HfDirectory& directory, const PublishedTensor& tensor) {
   const auto format = quantised_format(directory.config());
   if (!format) {
-    throw FormatError(fmt::format("{} has {} in fewer bits, but config.json has no quantization_config",
+    throw FormatError(fmt::format("{} has {} quantised, but config.json has no quantization_config",
                                   directory.path().string(), formats::shown(tensor.name)));
   }
   return format->layout == QuantisedLayout::kChannel ? read_channel(directory, tensor, *format)

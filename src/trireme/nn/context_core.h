@@ -40,7 +40,7 @@ class ContextCore {
                         const SavedCore& kept) = 0;
 };
 
-/// The team's way; null where this rank has whole rows. `team` is borrowed.
+/// By the context-parallel ranks' kind; null where this rank has whole rows. `parallel` is borrowed.
 std::unique_ptr<ContextCore> make_context_core(const ParallelContext& parallel);
 
 /// Keys and values that travel together, [batch, tokens, kv heads, key size + value size]: views of either.

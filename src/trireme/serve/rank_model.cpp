@@ -50,7 +50,7 @@ spec::LayoutConfig layout_of(const ModelRequest& request, int ranks) {
 }
 
 /// What does not go together in inference, beside what layouts know.
-void check_together(const ModelRequest& request, const spec::ModelShape& shape, int ranks, bool fewer_bits) {
+void check_together(const ModelRequest& request, const spec::ModelShape& shape, int ranks, bool is_quantised) {
   const RankLayout& layout = request.layout;
   if (layout.ep > 1 && layout.pp > 1)
     throw ConfigError("experts over replicas (ep) and pipeline stages (pp) do not go together in generation",
@@ -69,12 +69,12 @@ void check_together(const ModelRequest& request, const spec::ModelShape& shape, 
     throw ConfigError("an FP8 KV cache is read on the CPU so far: attention on a GPU takes 16-bit keys",
                       "leave --kv-cache-dtype or --device out");
   if (gpu && request.lm_head != WeightBits::kSame)
-    throw ConfigError("the head's matrix is kept in fewer bits on the CPU so far", "leave --lm-head-weights out");
+    throw ConfigError("the output head's matrix (lm_head) is quantised on the CPU only", "leave --lm-head-weights out");
   if (gpu && (layout.pp > 1 || layout.dp > 1))
     throw ConfigError("on GPUs generation is tensor parallel so far: --pp and --dp are for the CPU", "use --tp");
   if (request.weight_arena_bytes == 0) return;
-  if (fewer_bits)
-    throw ConfigError("weights in fewer bits are not streamed",
+  if (is_quantised)
+    throw ConfigError("quantised weights are not streamed",
                       "leave --weights or --weight-arena out, or name a plain "
                       "folder");
   if (layout.pp > 1 || ranks > 1)
@@ -147,11 +147,10 @@ std::unique_ptr<RankModel> open_rank_model(const ModelRequest& request, comm::Gr
   const bool stored_in_bits = checkpoint::is_quantised(request.model);
   const auto how = how_of(request.weights);
   if (stored_in_bits && how) {
-    throw ConfigError(fmt::format("{} has its matrices in fewer bits already", request.model.string()),
-                      "leave --weights out");
+    throw ConfigError(fmt::format("{} is quantised already", request.model.string()), "leave --weights out");
   }
-  const bool fewer_bits = stored_in_bits || how.has_value();
-  check_together(request, shape, world.size(), fewer_bits || request.lm_head != WeightBits::kSame);
+  const bool is_quantised = stored_in_bits || how.has_value();
+  check_together(request, shape, world.size(), is_quantised || request.lm_head != WeightBits::kSame);
 
   auto out = std::make_unique<RankModel>();
   out->groups =
@@ -180,11 +179,11 @@ std::unique_ptr<RankModel> open_rank_model(const ModelRequest& request, comm::Gr
       for (const nn::Param* param : entry.params) resident[param->name] |= stays;
     }
     options.left_out = [resident](const nn::Param& param) { return !resident.at(param.name); };
-  } else if (fewer_bits) {
+  } else if (is_quantised) {
     options.left_out = models::is_quantisable;
   }
   out->opened = checkpoint::open_model(request.model, options);
-  if (fewer_bits) {
+  if (is_quantised) {
     out->quantised_weights = load_quantised(out->model(), *out->opened.weights, options.device, options.precision, how);
   }
   if (plan) {

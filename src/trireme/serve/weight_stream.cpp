@@ -96,7 +96,7 @@ WeightStream::WeightStream(models::Model& model, const StreamPlan& plan,
     : weights_(std::move(weights)), options_(options) {
   for (const models::NamedLayer& entry : model.layers) {
     if (std::ranges::find(plan.streamed, entry.name) == plan.streamed.end()) continue;
-    Unit& unit = units_.emplace_back(Unit{.name = entry.name, .params = {}});
+    StreamedUnit& unit = units_.emplace_back(StreamedUnit{.name = entry.name, .params = {}});
     for (const nn::Param* param : entry.params) {
       if (param->value.numel() > 0) continue;  // of a unit that stays, too: a tied table
       unit.params.push_back(param);
@@ -104,7 +104,7 @@ WeightStream::WeightStream(models::Model& model, const StreamPlan& plan,
       streamed_[param] = true;
     }
   }
-  std::erase_if(units_, [](const Unit& unit) { return unit.params.empty(); });
+  std::erase_if(units_, [](const StreamedUnit& unit) { return unit.params.empty(); });
   if (units_.empty()) return;
   const auto element = static_cast<std::int64_t>(c10::elementSize(options_.type));
   const at::TensorOptions there = at::TensorOptions(options_.type).device(options_.device);
@@ -113,12 +113,12 @@ WeightStream::WeightStream(models::Model& model, const StreamPlan& plan,
   }
   if (options_.device.is_cuda()) {
     std::int64_t left = options_.pinned_bytes;
-    for (Unit& unit : units_) {
+    for (StreamedUnit& unit : units_) {
       if (unit.elements * element > left) continue;
       left -= unit.elements * element;
       unit.host = std::make_unique<PinnedBuffer>(static_cast<std::size_t>(unit.elements * element));
     }
-    if (std::ranges::any_of(units_, [](const Unit& unit) { return unit.host == nullptr; }))
+    if (std::ranges::any_of(units_, [](const StreamedUnit& unit) { return unit.host == nullptr; }))
       staging_ = std::make_unique<PinnedBuffer>(static_cast<std::size_t>(plan.buffer_bytes));
     stream_ = std::make_unique<device::SideStream>();
     // The buffers are new, but their memory may have been somebody's whose kernels still run.
@@ -142,7 +142,7 @@ WeightStream::~WeightStream() {
   if (loader_.joinable()) loader_.join();
 }
 
-void WeightStream::read(const Unit& unit, const at::Tensor& memory) {
+void WeightStream::read(const StreamedUnit& unit, const at::Tensor& memory) {
   std::int64_t at = 0;
   for (const nn::Param* param : unit.params) {
     const std::int64_t count = local_elements(*param);
@@ -154,7 +154,7 @@ void WeightStream::read(const Unit& unit, const at::Tensor& memory) {
 }
 
 /// From the host's memory, read into it where that has not been done, behind what still uses the buffer.
-void WeightStream::copy(Unit& unit, Buffer& buffer) {
+void WeightStream::copy(StreamedUnit& unit, Buffer& buffer) {
   void* const host = unit.host ? unit.host->data() : staging_->data();
   if (!unit.read) {
     read(unit, at::from_blob(host, {unit.elements}, at::TensorOptions(options_.type)));
@@ -169,7 +169,7 @@ void WeightStream::copy(Unit& unit, Buffer& buffer) {
   arrived.synchronise();
 }
 
-void WeightStream::load(Unit& unit, Buffer& buffer) {
+void WeightStream::load(StreamedUnit& unit, Buffer& buffer) {
   buffer.values.clear();
   if (stream_) {
     copy(unit, buffer);
@@ -188,7 +188,7 @@ void WeightStream::load_on() {
   try {
     if (options_.device.is_cuda()) device::use_cuda(options_.device.index());
     for (std::int64_t number = 0;; ++number) {
-      Unit& unit = units_[static_cast<std::size_t>(number) % units_.size()];
+      StreamedUnit& unit = units_[static_cast<std::size_t>(number) % units_.size()];
       Buffer& buffer = buffers_[static_cast<std::size_t>(number) % buffers_.size()];
       {
         std::unique_lock lock(mutex_);
@@ -212,7 +212,7 @@ void WeightStream::load_on() {
 }
 
 bool WeightStream::holds(std::int64_t number, const nn::Param& param) const {
-  const Unit& unit = units_[static_cast<std::size_t>(number) % units_.size()];
+  const StreamedUnit& unit = units_[static_cast<std::size_t>(number) % units_.size()];
   return std::ranges::find(unit.params, &param) != unit.params.end();
 }
 

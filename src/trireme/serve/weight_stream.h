@@ -89,7 +89,7 @@ class WeightStream final : public nn::WeightSource {
   Totals totals() const;
 
  private:
-  struct Unit {
+  struct StreamedUnit {
     std::string name;
     std::vector<const nn::Param*> params;
     std::int64_t elements = 0;
@@ -102,14 +102,14 @@ class WeightStream final : public nn::WeightSource {
     std::unique_ptr<device::CudaEvent> released;  // GPU: the computing stream's last use of what was there
   };
   void load_on();
-  void read(const Unit& unit, const at::Tensor& memory);
-  void copy(Unit& unit, Buffer& buffer);
-  void load(Unit& unit, Buffer& buffer);
+  void read(const StreamedUnit& unit, const at::Tensor& memory);
+  void copy(StreamedUnit& unit, Buffer& buffer);
+  void load(StreamedUnit& unit, Buffer& buffer);
   bool holds(std::int64_t number, const nn::Param& param) const;
 
   std::shared_ptr<const checkpoint::StoredWeights> weights_;  // shared: with who opened the model
   Options options_;
-  std::vector<Unit> units_;
+  std::vector<StreamedUnit> units_;
   std::vector<Buffer> buffers_;
   std::unique_ptr<PinnedBuffer> staging_;       // GPU: for units without memory of their own on the host
   std::unique_ptr<device::SideStream> stream_;  // GPU: of the copies

@@ -142,6 +142,9 @@ void describe(config::Section<Recipe>& section) {
   section.section("elastic", &Recipe::elastic);
   section.section("log", &Recipe::log);
   section.retired("schedule", "lr_schedule");
+  section.retired("latent", "model.mla");
+  section.retired("mla", "model.mla");
+  section.retired("moe", "experts");
   section.retired("optimizer", "optim");
   section.retired("training", "train");
   section.retired("scheduler", "lr_schedule");
@@ -153,7 +156,7 @@ void describe(config::Section<Recipe>& section) {
   section.retired("logging", "log");
   section.retired("evaluation", "eval");
   add_foreign_names(section);
-  section.reserved("serve", "an inference server");
+  section.reserved("serve", "the inference server, which takes flags so far: trireme serve --help");
 }
 
 std::vector<config::Problem> find_problems(const Recipe& recipe) {

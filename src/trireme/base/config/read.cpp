@@ -162,7 +162,7 @@ class Reader {
 
   std::string unknown_key(const Schema& schema, const std::string& path, const std::string& name, bool is_section) {
     for (const auto& [reserved, purpose] : schema.reserved) {
-      if (reserved == name) return fmt::format("is reserved for {}, which is not built yet", purpose);
+      if (reserved == name) return fmt::format("is reserved for {}", purpose);
     }
     for (const auto& [before, now] : schema.retired) {
       if (before == name) return fmt::format("unknown key; did you mean \"{}\"?", join(path, now));

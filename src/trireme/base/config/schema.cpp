@@ -27,6 +27,18 @@ void detail::check_new_name(const Schema& schema, std::string_view name) {
                 "two keys of one section are called {}", name);
 }
 
+namespace {
+
+/// "model.mla" too: a key or section in a section.
+bool has_key(const Schema& schema, std::string_view path) {
+  const std::size_t dot = path.find('.');
+  const Part* part = schema.find_part(path.substr(0, dot));
+  if (dot == std::string_view::npos) return part != nullptr || schema.find_field(path) != nullptr;
+  return part != nullptr && has_key(*part->schema, path.substr(dot + 1));
+}
+
+}  // namespace
+
 void detail::check_defaults(const Schema& schema) {
   for (const Field& field : schema.fields) {
     TRIREME_CHECK(!field.optional || std::holds_alternative<std::monostate>(field.get(schema.defaults.get()).of),
@@ -35,8 +47,7 @@ void detail::check_defaults(const Schema& schema) {
   for (const auto& [before, now] : schema.retired) {
     TRIREME_CHECK(schema.find_field(before) == nullptr && schema.find_part(before) == nullptr,
                   "{} is listed as retired, but it is a key", before);
-    TRIREME_CHECK(schema.find_field(now) != nullptr || schema.find_part(now) != nullptr,
-                  "the retired key {} points at {}, which is no key", before, now);
+    TRIREME_CHECK(has_key(schema, now), "the retired key {} points at {}, which is no key", before, now);
   }
   for (const auto& [name, purpose] : schema.reserved) {
     TRIREME_CHECK(schema.find_field(name) == nullptr && schema.find_part(name) == nullptr,

@@ -259,7 +259,7 @@ std::string docs_markdown(const Schema& schema) {
     }
   });
   if (!schema.reserved.empty())
-    out += "\n## Reserved\n\nSections that are to come; a recipe that has one is refused.\n\n";
+    out += "\n## Reserved\n\nNames of sections that mean nothing yet; a recipe that has one is refused.\n\n";
   for (const auto& [name, purpose] : schema.reserved) out += fmt::format("- `[{}]`: {}\n", name, purpose);
   return out;
 }

@@ -46,12 +46,12 @@ at::Tensor squares_of(const at::Tensor& tensor) {
   return at::linalg_vector_norm(tensor, 2, {}, false, at::kDouble).square_();
 }
 
-CompressedReducer::CompressedReducer(const ReducerParts& parts, Unit unit)
+CompressedReducer::CompressedReducer(const ReducerParts& parts, Scope scope)
     : options_(parts.options),
       plan_(parts.plan),
       groups_(parts.groups),
       dense_(make_dense_reducer(parts)),
-      unit_(config().local_clip || on_gpu() ? Unit::kAll : unit) {
+      scope_(config().local_clip || on_gpu() ? Scope::kAll : scope) {
   TRIREME_CHECK(options_.zero <= 1 && !options_.reduce_bf16, "ZeRO {} with compression is refused by spec/rules",
                 options_.zero);
   make_sets();
@@ -112,7 +112,7 @@ void CompressedReducer::make_sets() {
   std::ranges::sort(copies.begin() + 1, copies.end());
   wanted.insert(wanted.end(), copies.begin(), copies.end());
   groups_.agree_on(wanted);
-  const int second = unit_ == Unit::kBucket ? 1 : 0;
+  const int second = scope_ == Scope::kBucket ? 1 : 0;
   groups_.agree_on(copies, second + 1);
   for (const layout::AxisNames& axes : copies)
     sets_.push_back(
@@ -285,7 +285,7 @@ void CompressedReducer::exchange_all() {
   begin_exchange();
   report_.kernel_seconds += before;
   report_.beside_seconds += before;
-  if (unit_ == Unit::kBucket) {
+  if (scope_ == Scope::kBucket) {
     for (Bucket& bucket : plan_.buckets) {
       if (bucket.trainable && !config().overlap) begin_bucket(bucket);
     }

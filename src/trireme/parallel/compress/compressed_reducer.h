@@ -66,8 +66,8 @@ class CompressedReducer : public BucketReducer {
 
  protected:
   /// What a method looks at in one exchange.
-  enum class Unit : std::uint8_t { kBucket, kAll };
-  explicit CompressedReducer(const ReducerParts& parts, Unit unit = Unit::kBucket);
+  enum class Scope : std::uint8_t { kBucket, kAll };
+  explicit CompressedReducer(const ReducerParts& parts, Scope scope = Scope::kBucket);
 
   /// How the terms, which have the same copies and are their owner's until the end, are summed over them, compressed.
   /// Called on all copies in the same order; term.data has this copy's gradient when the first stage is run, and the
@@ -133,7 +133,7 @@ class CompressedReducer : public BucketReducer {
   comm::Group* inside_of(const Bucket& bucket) const;
   /// Whether gradients of this step become part of something that is kept: that has no loss scale.
   bool keeps_gradients() const { return !dense_step_ || keeps_dense(); }
-  bool begins_early() const { return unit_ == Unit::kBucket && config().overlap; }
+  bool begins_early() const { return scope_ == Scope::kBucket && config().overlap; }
   /// What the stages of a bucket are under way with, from its inner sum on.
   void begin_bucket(Bucket& bucket);
   Stages stages_of(Bucket& bucket);
@@ -154,7 +154,7 @@ class CompressedReducer : public BucketReducer {
   std::vector<CopySet> sets_;                    // dense parameters first
   std::vector<Term> terms_;                      // set after set, by name
   std::vector<std::vector<Term>> bucket_terms_;  // the same, by bucket
-  Unit unit_;
+  Scope scope_;
   std::unique_ptr<LocalClip> local_clip_;  // null: not asked for
   double loss_scale_ = 1;
   std::int64_t step_ = 0;

@@ -52,7 +52,7 @@ ChunkSums sum_chunk(const T* values, std::int64_t count) {
 class Csc final : public CompressedReducer {
  public:
   explicit Csc(const ReducerParts& parts)
-      : CompressedReducer(parts, Unit::kAll),
+      : CompressedReducer(parts, Scope::kAll),
         memory_(make_residuals(), make_residuals(), config().momentum.value_or(0)) {
     for (const Term& term : terms()) pools_[term.copies] += term.elements();
   }

@@ -27,7 +27,7 @@ namespace {
 class ZeroOneAdam final : public CompressedReducer {
  public:
   explicit ZeroOneAdam(const ReducerParts& parts)
-      : CompressedReducer(parts, Unit::kAll),
+      : CompressedReducer(parts, Scope::kAll),
         signs_(terms(), make_residuals(), groups(), options()),
         local_(plan(), groups(), options().copies) {}
 

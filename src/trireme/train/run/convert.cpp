@@ -107,7 +107,7 @@ void check_quantises(const checkpoint::StoredWeights& weights, const ConvertRequ
   if (request.dtype == "F8_E4M3")
     throw ConfigError("F8_E4M3 is a way of its own to quantise matrices", "give the other tensors F32, BF16 or F16");
   if (weights.is_quantised())
-    throw ConfigError(fmt::format("{} has its matrices in fewer bits already", weights.what()),
+    throw ConfigError(fmt::format("{} is quantised already", weights.what()),
                       "quantise the folder that it was made of");
   const auto& params = weights.model().params;
   if (std::ranges::none_of(params, [](const nn::Param& param) { return models::is_quantisable(param); }))
