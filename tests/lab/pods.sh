@@ -40,7 +40,7 @@ pod() { # INDEX: in the background
   pods[$1]=$!
 }
 pods=()
-steps() { wc -l <runs/pods/metrics.jsonl 2>/dev/null || echo 0; }
+steps() { if [ -e runs/pods/metrics.jsonl ]; then wc -l <runs/pods/metrics.jsonl; else echo 0; fi; }
 
 echo "== a pod dies"
 ip -n "$hosts_tag-h2" neigh add "$(host_address 99)" lladdr 02:00:00:00:00:99 dev eth0 || fail "no neighbour that never answers"
