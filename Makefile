@@ -44,15 +44,7 @@ test-faults: build  ## kill a run KILLS=200 times, in every phase of saving: it 
 
 # TORCHRUN=PATH and RAY_PYTHON=PATH name what is not in PATH (tests/lab/torchrun.sh, ray.sh). What is not there is skipped with a sentence.
 test-lab: build  ## launchers on hosts in namespaces (Slurm of four nodes, torchrun, Ray), 100 kills of an elastic run, 50 of parameter servers; root. Slurm is installed into LAB, not into the system
-	@LAB_INSTALL=yes LAB_FOLDER=$(LAB) bash tests/lab/launch.sh build/release/trireme .
-	@LAB_INSTALL=yes LAB_FOLDER=$(LAB) bash tests/lab/sweep.sh build/release/trireme .
-	@for test in torchrun ray networks jobset; do \
-	  bash tests/lab/$$test.sh build/release/trireme . || [ $$? = 77 ] || exit 1; done
-	@bash tests/elastic/half_open.sh build/release/trireme
-	@bash tests/elastic/namespaces.sh build/release/trireme 100
-	@bash tests/servers/drill.sh build/release/trireme 50
-	@bash tests/servers/hosts.sh build/release/trireme 50
-	@bash tests/servers/spot.sh build/release/trireme 20
+	@LAB_FOLDER=$(LAB) bash tests/lab/all.sh build/release/trireme .
 
 pictures: build  ## screenshots of the live page in docs/images, made by the test that drives a browser (chromium, chromium-driver)
 	@folder=$$(mktemp -d) && bash tests/browser/dashboard.sh $(CURDIR)/build/release/trireme $(CURDIR) $$folder && \

@@ -3,8 +3,12 @@
 //   build/release/bench/parameter_server
 //
 // Push and pull of 64 MB beside the same bytes posted bare, on threads and over UCX; clocks a second of sequential,
-// bounded and eventual consistency on links whose delays differ from message to message.
+// bounded and eventual consistency on links whose delays differ from message to message. Beside times stands the
+// processor time of all threads: where everything runs on few cores that is what decides, whatever else they do.
+// Started as four ranks by a launcher, each has one mailbox and pushes and pulls go from the last one's host to the
+// others': slow_link_servers.sh does that between two hosts.
 #include <fmt/format.h>
+#include <sys/resource.h>
 
 #include <algorithm>
 #include <chrono>
@@ -17,6 +21,7 @@
 #include "bench/arguments.h"
 #include "trireme/base/error.h"
 #include "trireme/comm/control.h"
+#include "trireme/comm/launch.h"
 #include "trireme/comm/mailbox_threads.h"
 #include "trireme/comm/process.h"
 #include "trireme/comm/ucx_plugin/ucx_plugin.h"
@@ -39,6 +44,16 @@ double seconds_of(const std::function<void()>& body) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
+/// Of all threads of this process.
+double processor_seconds() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  const auto seconds = [](const timeval& time) {
+    return static_cast<double>(time.tv_sec) + 1e-6 * static_cast<double>(time.tv_usec);
+  };
+  return seconds(usage.ru_utime) + seconds(usage.ru_stime);
+}
+
 double median(std::vector<double> values) {
   std::ranges::sort(values);
   return values[values.size() / 2];
@@ -48,6 +63,7 @@ struct Times {
   double bare = 0, push = 0, pull = 0;     // medians of seconds
   double push_share = 0, pull_share = 0;   // of the bare mail's bandwidth beside it, medians
   double least_share = 0, most_share = 0;  // of all rounds
+  double bare_cpu = 0, push_cpu = 0, pull_cpu = 0;
 };
 
 /// Addresses: 0 the manager, 1 the server, 2 the worker, 3 takes bare mail in parts of the same size. A round has all
@@ -80,12 +96,17 @@ void exchange(comm::Mailbox& mailbox, Times& times) {
   const std::vector<ps::Segment> all{{0, kKeys}};
   send_bare();
   client.wait(client.push({all, values, 0.1}));  // first touch of the server's memory
-  std::vector<double> bare, push, pull, push_shares, pull_shares;
+  std::vector<double> bare, push, pull, push_shares, pull_shares, bare_cpu, push_cpu, pull_cpu;
+  const auto measure = [](std::vector<double>& seconds, std::vector<double>& cpu, const std::function<void()>& body) {
+    const double before = processor_seconds();
+    seconds.push_back(seconds_of(body));
+    cpu.push_back(processor_seconds() - before);
+  };
   for (int round = 0; round < kRounds; ++round) {
-    bare.push_back(seconds_of(send_bare));
+    measure(bare, bare_cpu, send_bare);
     std::vector<std::byte> pushed = values;
-    push.push_back(seconds_of([&] { client.wait(client.push({all, std::move(pushed), 0.1})); }));
-    pull.push_back(seconds_of([&] { client.take(client.pull({all})); }));
+    measure(push, push_cpu, [&] { client.wait(client.push({all, std::move(pushed), 0.1})); });
+    measure(pull, pull_cpu, [&] { client.take(client.pull({all})); });
     push_shares.push_back(bare.back() / push.back());
     pull_shares.push_back(bare.back() / pull.back());
   }
@@ -96,7 +117,10 @@ void exchange(comm::Mailbox& mailbox, Times& times) {
            .push_share = median(push_shares),
            .pull_share = median(pull_shares),
            .least_share = std::min(*std::ranges::min_element(push_shares), *std::ranges::min_element(pull_shares)),
-           .most_share = std::max(*std::ranges::max_element(push_shares), *std::ranges::max_element(pull_shares))};
+           .most_share = std::max(*std::ranges::max_element(push_shares), *std::ranges::max_element(pull_shares)),
+           .bare_cpu = median(bare_cpu),
+           .push_cpu = median(push_cpu),
+           .pull_cpu = median(pull_cpu)};
 }
 
 void print_times(const char* name, const Times& times) {
@@ -106,6 +130,28 @@ void print_times(const char* name, const Times& times) {
       "to {:.0f} %\n",
       name, mb / times.bare, mb / times.push, 100 * times.push_share, mb / times.pull, 100 * times.pull_share, kRounds,
       100 * times.least_share, 100 * times.most_share);
+  fmt::print("{:<8} processor time: bare {:.0f} ms, push {:.0f} ms ({:.0f} %), pull {:.0f} ms ({:.0f} %)\n", "",
+             1e3 * times.bare_cpu, 1e3 * times.push_cpu, 100 * times.bare_cpu / times.push_cpu, 1e3 * times.pull_cpu,
+             100 * times.bare_cpu / times.pull_cpu);
+}
+
+/// As one of four processes: the last one has the worker.
+int run_rank(const comm::Launch& launch) {
+  static constexpr int kAddresses[] = {0, 1, 3, 2};
+  if (launch.ranks != 4) throw ConfigError("this benchmark is of four ranks", "start four");
+  comm::run_process_rank(launch,
+                         [](comm::Rank& rank) {
+                           const int me = kAddresses[rank.rank()];
+                           Times times;
+                           {
+                             const auto mailbox = comm::make_process_mailbox(rank.control(), {.address = me});
+                             exchange(*mailbox, times);
+                           }
+                           if (me == 2) print_times("ranks", times);
+                           rank.world().barrier().wait();
+                         },
+                         {});
+  return 0;
 }
 
 void run_ucx(Times& times) {
@@ -167,6 +213,8 @@ double clocks_per_second(std::uint64_t tau) {
 int main(int count, char** words) {
   trireme::bench::Arguments app("Push and pull of parameter servers beside bare mail; clocks a second by consistency");
   if (const auto status = app.parse(count, words)) return *status;
+  if (const comm::Launch launch = comm::detect_launch(); launch.kind != comm::Launch::Kind::kSingle)
+    return run_rank(launch);
   Times threads, ucx, link;
   // A link of 1 Gbit/s and 0.1 ms, emulated: what a network carries, whatever this machine's memory does.
   comm::run_thread_mailboxes(

@@ -3,9 +3,11 @@
     python examples/ray_launch.py recipes/tiny.toml --nodes 2 --ranks-per-node 4 --out /shared/runs/tiny
 
 Ray places the actors (a placement group, STRICT_SPREAD: one on each node) and says where the first one is; ranks talk to each
-other without it. The run's directory must lie on a file system that all nodes share. docs/machines.md says how far this was tested.
+other without it, and let in who knows a token that is drawn here. The run's directory must lie on a file system that all nodes share.
 """
 import argparse
+import os
+import secrets
 import subprocess
 import sys
 
@@ -21,8 +23,8 @@ class Node:
     def address(self):
         return ray.util.get_node_ip_address()
 
-    def run(self, words):
-        return subprocess.run(words, check=False).returncode
+    def run(self, words, token):
+        return subprocess.run(words, env={**os.environ, "TRIREME_TOKEN": token}, check=False).returncode
 
 
 def main():
@@ -48,7 +50,8 @@ def main():
         words = [options.program, "launch", options.recipe, "--out", options.out, "--resume",
                  "--ranks", str(options.nodes * options.ranks_per_node), "--nodes", str(options.nodes),
                  "--ranks-per-node", str(options.ranks_per_node), "--master-addr", master, *more]
-        runs = [node.run.remote([*words, "--node-rank", str(i)]) for i, node in enumerate(nodes)]
+        token = secrets.token_hex(32)
+        runs = [node.run.remote([*words, "--node-rank", str(i)], token) for i, node in enumerate(nodes)]
         try:
             statuses = ray.get(runs)
         except ray.exceptions.RayActorError as error:  # a node is gone; the others end by themselves

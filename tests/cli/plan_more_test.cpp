@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "tests/cli/run.h"
@@ -177,6 +178,32 @@ TEST_F(Simulate, PlaysAStepAndWeeksAndWritesATrace) {
   EXPECT_NEAR(plain.at("step").at("seconds").get<double>(), plain.at("step").at("undisturbed_seconds").get<double>(),
               1e-9);
   EXPECT_EQ(run(with_options(with_options({"simulate"}, kSmall), {"--stragglers", "2"})).code, kExitUsage);
+}
+
+TEST_F(Simulate, LetsTheNetworkCarryWhatASimulatedLinkCarries) {
+  const std::vector<std::string> spread =
+      with_options(with_options({"simulate"}, kSmall), {"--tp", "1", "--pp", "2", "--dp", "8"});
+  const auto seconds_with = [&](const std::vector<std::string>& more, double& share) {
+    const json result = run_json(with_options(spread, more));
+    share = result.at("step").at("network_share").get<double>();
+    const double seconds = result.at("step").at("seconds").get<double>();
+    EXPECT_GE(seconds, (1 - 1e-9) * result.at("step").at("undisturbed_seconds").get<double>());
+    return seconds;
+  };
+  double healthy = 0, lossy = 0, starved = 0;
+  const double at_ease = seconds_with({"--link-loss", "0"}, healthy);
+  EXPECT_NEAR(healthy, 1, 1e-9);
+  EXPECT_GT(seconds_with({"--link-loss", "0.01"}, lossy), at_ease);
+  EXPECT_LT(lossy, 0.95);
+  EXPECT_GT(lossy, 0.1);
+  EXPECT_GT(seconds_with({"--link-blocks", "520", "--link-propagation-us", "2"}, starved), at_ease);
+  EXPECT_NEAR(starved, 0.16, 0.03) << "8 packets of 4 KiB in a round trip of 4.1 us, of 400 Gbit/s";
+  const std::string node = (folder_ / "node.toml").string();
+  std::ofstream(node) << "name = \"one-node\"\ndevice = \"h100\"\ngpus = 1\ngpus_per_node = 1\n";
+  const Outcome alone =
+      run({"simulate", "--model", "llama3-8b", "--cluster", node, "--gpus", "1", "--link-loss", "0.1"});
+  EXPECT_EQ(alone.code, kExitUsage);
+  EXPECT_THAT(alone.err, HasSubstr("links between nodes, and one-node has none"));
 }
 
 }  // namespace

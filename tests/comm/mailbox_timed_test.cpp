@@ -36,6 +36,19 @@ TEST(TimedMailbox, MailTakesItsLatencyAndItsTransferOneBehindTheOther) {
   });
 }
 
+TEST(TimedMailbox, PriorityDoesNotBreakTheOrderOfATag) {
+  run_timed_mailboxes(2, {}, [](TimedMailbox& mailbox) {
+    if (mailbox.address() == 0) {
+      mailbox.post(1, /*tag=*/0, /*priority=*/0, of_bytes(1));
+      mailbox.post(1, 0, 5, of_bytes(2));
+      mailbox.post(1, 1, 3, of_bytes(3));
+      return;
+    }
+    mailbox.advance(1);
+    for (const std::size_t bytes : {3, 1, 2}) EXPECT_EQ(mailbox.receive().bytes.size(), bytes);
+  });
+}
+
 /// Three that compute beside each other take as long as the slowest; who ends first is heard first.
 TEST(TimedMailbox, ComputingBesideEachOtherTakesAsLongAsTheSlowest) {
   std::vector<int> order;

@@ -131,6 +131,19 @@ TEST(InfiniBand, GoBackNHasTheEfficiencyOfItsFormula) {
   }
 }
 
+/// What `trireme simulate` lets the network carry.
+TEST(InfiniBand, AShareOfItsRateIsWhatLossesAndCreditsLeave) {
+  EXPECT_NEAR(simulated_share(ndr(0.5), {.packets = 10'000}), 1, 1e-12);
+  IbLink lossy = ndr(0.5);
+  lossy.loss = 5e-3;
+  lossy.timeout_us = 10;
+  lossy.flow_control_us = 0.5;
+  EXPECT_NEAR(simulated_share(lossy, {.packets = 200'000}), go_back_n_efficiency(lossy), 0.02);
+  const IbLink far = ndr(2);
+  const IbLane few{.buffer_blocks = 8 * packet_blocks(far), .packets = 10'000};
+  EXPECT_NEAR(simulated_share(far, few), credit_limited_bytes_per_s(far, few) / payload_bytes_per_s(far), 0.01);
+}
+
 TEST(InfiniBand, TheSameSeedIsTheSameRun) {
   IbLink link{.gbit_per_s = 100, .propagation_us = 1, .loss = 0.01, .timeout_us = 50};
   const auto once = simulate(link, {{.packets = 1000}}).front(), again = simulate(link, {{.packets = 1000}}).front();

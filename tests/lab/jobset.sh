@@ -12,9 +12,9 @@ manifest --ranks 1 >"$folder/one"
 check <"$folder/one" || code=$?
 [ $code != 77 ] || exit 77
 [ $code = 0 ] || exit 1
-manifest --ranks 4 --nodes 2 --cpus-per-rank 8 --namespace "team-a" --set run.device=cuda --set "run.name=it's \"a\": run #1" \
+manifest --ranks 4 --nodes 2 --token-secret trireme-token --cpus-per-rank 8 --namespace "team-a" --set run.device=cuda --set "run.name=it's \"a\": run #1" \
   --env "GREETING=yes: 'no' # maybe" --restarts 3 | check
-manifest --ranks 4 --nodes 2 >"$folder/four"
+manifest --ranks 4 --nodes 2 --token-secret trireme-token >"$folder/four"
 grep -q backoffLimit "$folder/four" && grep -q 'maxRestarts: 10' "$folder/four"  # else nothing would be misspelt
 if sed 's/backoffLimit/backofLimit/' "$folder/four" | check; then echo "a misspelt key was not found"; exit 1; fi
 if sed 's/maxRestarts: 10/maxRestarts: often/' "$folder/four" | check; then echo "a wrong type was not found"; exit 1; fi

@@ -12,9 +12,8 @@ folder=$(mktemp -d)
 trap 'hosts_down; rm -rf "$folder"' EXIT
 fail() { echo "FAILED: $*"; tail -n 20 "$folder"/said*; exit 1; }
 hosts_up 2 || fail "the hosts did not come up"
-(umask 077; head -c 32 /dev/urandom | base64 >"$folder/token")
-unset TRIREME_TOKEN
-export TRIREME_TOKEN_FILE=$folder/token TRIREME_LOG=warn OMP_NUM_THREADS=1 RAY_USAGE_STATS_ENABLED=0
+unset TRIREME_TOKEN TRIREME_TOKEN_FILE  # the example draws one
+export TRIREME_LOG=warn OMP_NUM_THREADS=1 RAY_USAGE_STATS_ENABLED=0
 ray=("$python" -m ray.scripts.scripts)
 sets=(--set train.steps=10 --set train.threads=1 --set train.hash_every=5 --set checkpoint.every=5 --set batch.global_batch_tokens=512 --set eval.every=0)
 start=(--num-cpus 1 --object-store-memory 100000000 --temp-dir "$folder/ray" --disable-usage-stats)

@@ -32,7 +32,9 @@ std::string text_with(std::string_view name, const Job& job, const std::map<std:
 std::map<std::string, std::string> enough_for(const std::string& name) {
   if (name == "hosts") return {{"hosts", "a:2,b:2"}};
   if (name == "node-rank") return {{"node-rank", "1"}, {"master-addr", "10.0.0.1"}};
-  if (name == "jobset") return {{"image", "registry/trireme:1"}, {"claim", "runs"}, {"mount", "/runs"}};
+  if (name == "jobset") {
+    return {{"image", "registry/trireme:1"}, {"claim", "runs"}, {"mount", "/runs"}, {"token-secret", "token"}};
+  }
   return {};
 }
 
@@ -122,6 +124,21 @@ TEST(Slurm, ASignalThatIsShorterThanSavingIsRefused) {
   EXPECT_THROW(slurm.find_problems(job, Settings(slurm, {{"signal", "soon"}})), ConfigError);
 }
 
+TEST(Slurm, RanksOfSeveralNodesWithoutMpiNeedAToken) {
+  Job job = small_job();
+  const Launcher& slurm = launcher("slurm");
+  const Settings without_mpi(slurm, {{"mpi", "none"}});
+  const auto problems = slurm.find_problems(job, without_mpi);
+  ASSERT_EQ(problems.size(), 1u);
+  EXPECT_EQ(problems[0].key, "--mpi");
+  EXPECT_TRUE(slurm.find_problems(job, Settings(slurm, {})).empty()) << "one of the hints";
+  job.environment = {{"TRIREME_TOKEN_FILE", "/home/me/work/token"}};
+  EXPECT_TRUE(slurm.find_problems(job, without_mpi).empty()) << "the other";
+  job.environment = {};
+  job.nodes = 1, job.ranks_per_node = 4;
+  EXPECT_TRUE(slurm.find_problems(job, without_mpi).empty()) << "processes of one user on one node";
+}
+
 /// The script itself, with Slurm's commands played by others: signalled, it lets the run save and asks to be requeued;
 /// started again, it resumes.
 TEST(Slurm, TheScriptSavesRequeuesAndResumes) {
@@ -173,7 +190,7 @@ TEST(JobSet, IsOnePodANodeThatStartsItsRanks) {
 TEST(JobSet, NeedsAnImageAndAVolumeForTheRun) {
   const Launcher& jobset = launcher("jobset");
   Job job = small_job();
-  EXPECT_EQ(jobset.find_problems(job, Settings(jobset, {})).size(), 2u);
+  EXPECT_EQ(jobset.find_problems(job, Settings(jobset, {})).size(), 3u);
   const auto problems = jobset.find_problems(job, Settings(jobset, enough_for("jobset")));
   ASSERT_EQ(problems.size(), 1u);
   EXPECT_EQ(problems[0].hint, "--out /runs/tiny");
@@ -181,6 +198,33 @@ TEST(JobSet, NeedsAnImageAndAVolumeForTheRun) {
   EXPECT_TRUE(jobset.find_problems(job, Settings(jobset, enough_for("jobset"))).empty());
   job.out = "/runs/../tiny";
   EXPECT_EQ(jobset.find_problems(job, Settings(jobset, enough_for("jobset"))).size(), 1u);
+}
+
+/// Ranks on several hosts without one are refused, and a path of this machine is nothing to a pod.
+TEST(JobSet, PodsGetTheTokenFromASecretOrFromTheVolume) {
+  const Launcher& jobset = launcher("jobset");
+  Job job = small_job();
+  job.out = "/runs/tiny";
+  job.environment = {{"TRIREME_TOKEN_FILE", "/home/me/token"}};
+  auto given = enough_for("jobset");
+  const std::string with_secret = text_with("jobset", job, given);
+  EXPECT_THAT(with_secret, HasSubstr("              env:\n              - name: TRIREME_TOKEN\n"
+                                     "                valueFrom:\n                  secretKeyRef:\n"
+                                     "                    name: \"token\"\n                    key: token\n"));
+  EXPECT_THAT(with_secret, Not(HasSubstr("/home/me/token")));
+
+  given.erase("token-secret");
+  const auto problems = jobset.find_problems(job, Settings(jobset, given));
+  ASSERT_EQ(problems.size(), 1u);
+  EXPECT_EQ(problems[0].key, "--token-secret");
+  EXPECT_THAT(problems[0].hint, HasSubstr("--token-secret trireme-token"));
+  job.environment = {{"TRIREME_TOKEN_FILE", "/runs/secret/token"}};
+  EXPECT_TRUE(jobset.find_problems(job, Settings(jobset, given)).empty()) << "it lies on the volume";
+  EXPECT_THAT(text_with("jobset", job, given),
+              HasSubstr("- name: \"TRIREME_TOKEN_FILE\"\n                value: \"/runs/secret/token\"\n"));
+  job.environment = {};
+  job.nodes = 1, job.ranks_per_node = 4;
+  EXPECT_TRUE(jobset.find_problems(job, Settings(jobset, given)).empty()) << "ranks of one pod need none";
 }
 
 TEST(HostList, IsReadAsPeopleWriteIt) {

@@ -62,6 +62,17 @@ TEST(SimulatedStep, MoreDisturbanceIsNeverFaster) {
   }
 }
 
+/// The whole network at a share of its rate is a cluster with that network: messages and the replicas' sums.
+TEST(SimulatedStep, ANetworkThatCarriesLessIsASlowerNetwork) {
+  cost::Hardware slower = cost::load_hardware("selene");
+  slower.cluster.network.gb_per_s *= 0.25;
+  const double expected = StepSimulator(slower, simulated_gpt(), kLayout, {}).run().seconds;
+  const SimulatedStep worn = step({.network_share = 0.25}), plain = step({});
+  EXPECT_DOUBLE_EQ(worn.seconds, expected);
+  EXPECT_DOUBLE_EQ(worn.undisturbed, plain.seconds);
+  EXPECT_GT(worn.tail, 1.5 * plain.tail) << "sums over replicas cross nodes";
+}
+
 TEST(SimulatedStep, IsAFunctionOfItsSeed) {
   const Disturbances noisy{.stragglers = 0.01, .straggler_factor = 1.3, .jitter = 0.05, .seed = 7};
   EXPECT_EQ(step(noisy).pipelines, step(noisy).pipelines);

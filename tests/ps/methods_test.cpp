@@ -254,30 +254,6 @@ TEST(Portions, EachCountsOnceAndFreshOnesGoFirst) {
   EXPECT_TRUE(scheduler.complete());
 }
 
-TEST(ThreadMailboxes, KeepTheOrderOfATagAndCreditUnderJitter) {
-  comm::run_thread_mailboxes(2,
-                             {.latency = std::chrono::microseconds(50),
-                              .jitter = std::chrono::microseconds(200),
-                              .seed = 3,
-                              .credit_bytes = 100},
-                             [&](comm::Mailbox& mailbox) {
-                               if (mailbox.address() == 0) {
-                                 for (std::uint8_t i = 0; i < 50; ++i)
-                                   mailbox.post(1, i % 2, 0, std::vector<std::byte>(40, std::byte{i}));
-                                 EXPECT_FALSE(mailbox.try_post(1, 9, 0, std::vector<std::byte>(90)) &&
-                                              mailbox.try_post(1, 9, 0, std::vector<std::byte>(90)));
-                                 return;
-                               }
-                               std::uint8_t next[2] = {0, 1};
-                               for (int i = 0; i < 50; ++i) {
-                                 const comm::Mail mail = mailbox.receive();
-                                 if (mail.tag == 9) continue;
-                                 EXPECT_EQ(mail.bytes[0], std::byte{next[mail.tag]});
-                                 next[mail.tag] = static_cast<std::uint8_t>(next[mail.tag] + 2);
-                               }
-                             });
-}
-
 TEST(Libsvm, ReadsWhatItWritesAndNamesTheLineThatIsWrong) {
   const auto samples = formats::parse_libsvm("+1 1:0.5 3:-2 # a comment\n\n0 2:1e-3\r\n", "x");
   EXPECT_EQ(samples.labels, (std::vector<double>{1, -1}));

@@ -35,6 +35,7 @@ using ElasticClock = std::chrono::steady_clock;
 
 constexpr auto kElasticLook = 20ms;
 constexpr auto kElasticGrace = 70s;  // for members of a run that has ended, to end themselves
+constexpr int kNoSuchCommand = 127;
 
 struct ElasticFlags {
   std::vector<std::string> command;
@@ -197,6 +198,10 @@ int run_elastic(ElasticFlags& flags, Context& context) {
       const auto& [number, status, host] = ended_member;
       coordinator.lose(number, status == 0 ? "it has ended" : fmt::format("its process {}", ended_how(status)));
       if (over) continue;
+      if (status == kNoSuchCommand && host == "localhost" && step < 0)  // it would be tried for as long as --wait says
+        throw ConfigError(
+            fmt::format("\"{}\" cannot be started on this machine: there is no such program", flags.command[0]),
+            "write its path after the --");
       log_warn("elastic: member {} on {} {}; another one may start there in {:.0f} s", number, host, ended_how(status),
                std::chrono::duration<double>(members.pool().barred_for(host)).count());
     }

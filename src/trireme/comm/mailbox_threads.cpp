@@ -81,18 +81,11 @@ class ThreadMailHub {
   std::optional<Mail> take(int me, std::optional<std::uint32_t> tag, ThreadMailClock::time_point& wake) {
     Box& at = box(me);
     const auto now = ThreadMailClock::now();
-    auto best = at.letters.end();
     wake = now + std::chrono::hours(1);
-    for (auto letter = at.letters.begin(); letter != at.letters.end(); ++letter) {
-      if (tag && letter->mail.tag != *tag) continue;
-      if (letter->ready > now) {
-        wake = std::min(wake, letter->ready);
-        continue;
-      }
-      if (best == at.letters.end() || letter->mail.priority > best->mail.priority ||
-          (letter->mail.priority == best->mail.priority && letter->ready < best->ready))
-        best = letter;
-    }
+    const auto best = letter_to_hand_out(at.letters, tag, [&](const Letter& letter) {
+      if (letter.ready > now) wake = std::min(wake, letter.ready);
+      return letter.ready <= now;
+    });
     if (best == at.letters.end()) return std::nullopt;
     Mail mail = std::move(best->mail);
     at.meter.depart(best->posted);

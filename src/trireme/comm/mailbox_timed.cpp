@@ -128,13 +128,8 @@ class TimedHub {
     return std::max(wake, seat.now);
   }
   std::optional<Mail> take(Seat& seat, std::optional<std::uint32_t> tag) {
-    auto best = seat.letters.end();
-    for (auto letter = seat.letters.begin(); letter != seat.letters.end(); ++letter) {
-      if ((tag && letter->mail.tag != *tag) || letter->ready > seat.now) continue;
-      if (best == seat.letters.end() || letter->mail.priority > best->mail.priority ||
-          (letter->mail.priority == best->mail.priority && letter->ready < best->ready))
-        best = letter;
-    }
+    const auto best =
+        letter_to_hand_out(seat.letters, tag, [&](const Letter& letter) { return letter.ready <= seat.now; });
     if (best == seat.letters.end()) return std::nullopt;
     Mail mail = std::move(best->mail);
     seat.meter.depart(nanoseconds(best->posted), nanoseconds(seat.now));

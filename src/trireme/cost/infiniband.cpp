@@ -348,4 +348,11 @@ std::vector<IbLaneResult> simulate(const IbLink& link, const std::vector<IbLane>
   return IbSimulation(link, lanes).run();
 }
 
+double simulated_share(const IbLink& link, const IbLane& lane) {
+  const IbLaneResult result = simulate(link, {lane}).front();
+  // Without the way of the last packet, which many others hide where a link is busy for long.
+  const double busy_s = result.seconds() - link.propagation_us * 1e-6;
+  return static_cast<double>(result.delivered) * link.mtu / busy_s / payload_bytes_per_s(link);
+}
+
 }  // namespace trireme::cost

@@ -72,6 +72,9 @@ std::vector<IbLaneResult> simulate(const IbLink& link, const std::vector<IbLane>
 std::int64_t packet_picoseconds(const IbLink& link);
 int packet_blocks(const IbLink& link);
 
+/// Of the link's payload rate, what arrives, simulated: 1 where nothing is lost and credits last for a round trip.
+double simulated_share(const IbLink& link, const IbLane& lane);
+
 // What the simulation must come to.
 
 /// Payload at line rate: mtu / (mtu + headers) of it.

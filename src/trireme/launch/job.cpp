@@ -6,6 +6,13 @@
 
 namespace trireme::launch {
 
+std::string token_file(const Job& job) {
+  for (const auto& [name, value] : job.environment) {
+    if (name == kTokenFile) return value;
+  }
+  return {};
+}
+
 std::vector<std::string> train_words(const Job& job) {
   std::vector<std::string> words = {job.program, "train", job.recipe};
   for (const std::string& set : job.sets) {

@@ -6,6 +6,7 @@
 
 #include <filesystem>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -35,6 +36,10 @@ struct Job {
   std::vector<SweepPoint> sweep;  ///< empty: one run
   int port = 29500;               ///< of rank 0, where ranks meet
 };
+
+inline constexpr std::string_view kTokenFile = "TRIREME_TOKEN_FILE";
+/// Where ranks find the job's token, by the job's environment; empty where it names none.
+std::string token_file(const Job& job);
 
 /// "trireme train RECIPE --set ... --out RUN" of a rank.
 std::vector<std::string> train_words(const Job& job);

@@ -21,6 +21,7 @@ class JobSet final : public Launcher {
             {"namespace", "NAME", "Kubernetes namespace; default: kubectl's", ""},
             {"claim", "NAME", "persistent volume claim that all pods mount at --mount, for the run's directory", ""},
             {"mount", "PATH", "where --claim is mounted", "/runs"},
+            {"token-secret", "NAME", "secret whose key `token` is the job's token: who knows it may join", ""},
             {"restarts", "N", "how often the set is started again when a pod fails", "10"},
             {"gpu-resource", "NAME", "resource that a GPU is asked for by", "nvidia.com/gpu"}};
   }
@@ -41,6 +42,15 @@ class JobSet final : public Launcher {
                           .reason = fmt::format("{} is not below {}, where the volume is mounted", job.out.string(),
                                                 settings.text("mount")),
                           .hint = fmt::format("--out {}/{}", settings.text("mount"), dns_label(job.name, 40))});
+    }
+    if (job.nodes > 1 && settings.text("token-secret").empty() && !pods_have_token_file(job, settings)) {
+      problems.push_back(
+          {.key = "--token-secret",
+           .reason =
+               "ranks in several pods meet only with a token that all of them know, and a file of this machine is "
+               "in none of them",
+           .hint = "kubectl create secret generic trireme-token --from-file=token=FILE, and --token-secret "
+                   "trireme-token"});
     }
     if (job.nodes * job.ranks_per_node != job.ranks) {
       problems.push_back(
@@ -92,10 +102,7 @@ class JobSet final : public Launcher {
         settings.number("restarts", 0), yaml_text(set), kReplicated, job.nodes, job.nodes,
         static_cast<int>(job.grace_seconds) + 30, yaml_text(settings.text("image")),
         yaml_text(pod_script(job, fmt::format("{}-{}-0-0.{}", set, kReplicated, set))));
-    if (!job.environment.empty()) out += "              env:\n";
-    for (const auto& [name, value] : job.environment) {
-      out += fmt::format("              - name: {}\n                value: {}\n", yaml_text(name), yaml_text(value));
-    }
+    out += environment_of(job, settings);
     out += fmt::format("              ports:\n              - containerPort: {}\n", job.port);
     if (job.gpus || job.cores_per_rank > 0) {
       out += "              resources:\n                limits:\n";
@@ -126,6 +133,31 @@ class JobSet final : public Launcher {
   static bool below(const std::filesystem::path& path, const std::filesystem::path& folder) {
     const std::string relative = path.lexically_normal().lexically_relative(folder.lexically_normal()).string();
     return path.is_absolute() && !relative.empty() && !relative.starts_with("..");
+  }
+
+  /// Whether TRIREME_TOKEN_FILE names a file of the volume.
+  static bool pods_have_token_file(const Job& job, const Settings& settings) {
+    return below(token_file(job), settings.text("mount"));
+  }
+
+  static std::string environment_of(const Job& job, const Settings& settings) {
+    const std::string& secret = settings.text("token-secret");
+    std::string out;
+    for (const auto& [name, value] : job.environment) {
+      // A path of this machine, which no pod has.
+      if (name == kTokenFile && (!secret.empty() || !pods_have_token_file(job, settings))) continue;
+      out += fmt::format("              - name: {}\n                value: {}\n", yaml_text(name), yaml_text(value));
+    }
+    // A variable and not a file: of a pod that runs as a user with a group, files of a secret are open to the group.
+    if (!secret.empty())
+      out += fmt::format(
+          "              - name: TRIREME_TOKEN\n"
+          "                valueFrom:\n"
+          "                  secretKeyRef:\n"
+          "                    name: {}\n"
+          "                    key: token\n",
+          yaml_text(secret));
+    return out.empty() ? out : "              env:\n" + out;
   }
 
   /// What a pod runs: this node's ranks. A set that was started again resumes, and a first start finds no checkpoint.

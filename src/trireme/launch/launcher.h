@@ -73,6 +73,8 @@ class Launcher {
   virtual int nodes(const Settings& settings) const;
   /// Where it finds the program unless --program says; empty: where this one lies.
   virtual std::string program() const { return {}; }
+  /// Whether ranks are children of this process, and so have its environment without being given it.
+  virtual bool passes_environment_on() const { return false; }
   /// All that is wrong with this job for this launcher.
   virtual std::vector<config::Problem> find_problems(const Job& job, const Settings& settings) const = 0;
   /// For a job without problems.

@@ -20,6 +20,8 @@ class Node final : public Launcher {
     return {{"master-addr", "ADDRESS", "address of rank 0's host, where ranks meet", "localhost"}};
   }
 
+  bool passes_environment_on() const override { return true; }
+
   std::vector<config::Problem> find_problems(const Job& job, const Settings& settings) const override {
     std::vector<config::Problem> problems;
     const int node = settings.number("node-rank", 0);

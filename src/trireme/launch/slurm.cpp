@@ -56,6 +56,13 @@ class Slurm final : public Launcher {
                           .reason = "the job would be signalled as soon as it starts",
                           .hint = "give it more time than --signal"});
     }
+    // Over MPI they get one from rank 0. Else each would find out by itself, hours later.
+    if (job.nodes > 1 && settings.text("mpi") == "none" && token_file(job).empty()) {
+      problems.push_back({.key = "--mpi",
+                          .reason = "ranks on several nodes without MPI meet only with a token that all of them know",
+                          .hint = "umask 077; head -c 32 /dev/urandom | base64 >token; export "
+                                  "TRIREME_TOKEN_FILE=$PWD/token, where all nodes see it; or --mpi pmix"});
+    }
     if (job.nodes * job.ranks_per_node != job.ranks && job.nodes > 1) {
       problems.push_back(
           {.key = "--ranks-per-node",

@@ -30,11 +30,17 @@ StepSimulator::StepSimulator(const cost::Hardware& hardware, const Job& job, con
                              const Disturbances& disturbances)
     : config_(config), disturbances_(disturbances) {
   const StagePlan plan = stage_plan(job, config, config.micros(job.batch));
-  const LayerPasses passes = layer_passes(hardware, job, config);
+  TRIREME_CHECK(disturbances.network_share > 0 && disturbances.network_share <= 1,
+                "a network that carries {} of its rate", disturbances.network_share);
+  cost::Hardware disturbed = hardware;
+  disturbed.cluster.network.gb_per_s *= disturbances.network_share;
+  const LayerPasses passes = layer_passes(disturbed, job, config);
   chunks_ = pass_times(passes, plan.table, plan.chunks);
   table_ = config.pipeline.overlap_experts ? pairs_in_parts(plan.table, chunks_) : plan.table;
   if (!schedule::has_transfers(table_)) table_ = schedule::add_transfers(table_);
-  estimate_ = estimate_step(hardware, job, config, Pipeline::kReplay);
+  estimate_ = estimate_step(disturbed, job, config, Pipeline::kReplay);
+  undisturbed_ = disturbances.network_share < 1 ? estimate_step(hardware, job, config, Pipeline::kReplay).total()
+                                                : estimate_.total();
   link_ = passes.hidden_message;
   message_ = passes.message;
 }
@@ -126,7 +132,7 @@ schedule::Timing StepSimulator::replay(int copy) const { return replay(draws_of(
 SimulatedStep StepSimulator::run() const {
   SimulatedStep step;
   step.tail = estimate_.replicas + estimate_.offload + estimate_.optimizer;
-  step.undisturbed = estimate_.total();
+  step.undisturbed = undisturbed_;
   std::size_t instructions = 0;
   for (const auto& list : table_.ranks) instructions += list.size();
   std::map<std::array<std::vector<double>, 3>, double> known;  // copies that drew the same are alike

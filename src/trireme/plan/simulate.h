@@ -26,7 +26,8 @@ struct Disturbances {
   double straggler_factor = 1;  ///< how much longer they take
   double slow_links = 0;        ///< share of the links between stages that are slow
   double slow_link_factor = 1;
-  double jitter = 0;  ///< standard deviation of the time of each pass, as a share of it
+  double network_share = 1;  ///< of its rate, what every link between nodes carries: cost::simulated_share()
+  double jitter = 0;         ///< standard deviation of the time of each pass, as a share of it
   std::uint64_t seed = 0;
 };
 
@@ -67,6 +68,7 @@ class StepSimulator {
   StepTime estimate_;
   double link_ = 0;     ///< seconds of a message that runs beside computing
   double message_ = 0;  ///< and of one that nothing hides
+  double undisturbed_ = 0;
   std::vector<spec::Fault> faults_;
 };
 

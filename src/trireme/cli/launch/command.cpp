@@ -34,7 +34,7 @@ Examples:
   trireme launch recipes/tiny.toml --hosts a:2,b:2 --env NCCL_SOCKET_IFNAME=eth0 --dry-run
   trireme launch recipes/tiny.toml --node-rank 0 --ranks 1
   trireme launch recipes/tiny.toml --jobset --ranks 4 --nodes 2 --image registry/trireme:1 --claim runs \
-    --out /runs/tiny --dry-run)";
+    --token-secret trireme-token --out /runs/tiny --dry-run)";
 
 /// What ranks on other machines must have as it is here: settings of ours and of the libraries that carry data.
 constexpr std::string_view kForwarded[] = {"TRIREME_", "NCCL_", "UCX_"};
@@ -73,12 +73,12 @@ const launch::Launcher& chosen_launcher(LaunchOptions& options) {
   return *chosen;
 }
 
-std::vector<launch::Variable> environment_of(const LaunchOptions& options) {
+std::vector<launch::Variable> environment_of(const LaunchOptions& options, const launch::Launcher& launcher) {
   std::map<std::string, std::string> variables;
   for (const auto& [name, value] : env_with_prefixes(kForwarded)) {
     if (!env_is_secret(name)) {
       variables[name] = value;
-    } else if (name == "TRIREME_TOKEN") {
+    } else if (name == "TRIREME_TOKEN" && !launcher.passes_environment_on()) {
       log_warn(
           "TRIREME_TOKEN is not forwarded: others could read it in the command; put it in a file of mode 0600 that the "
           "hosts share, and set TRIREME_TOKEN_FILE");
@@ -142,7 +142,7 @@ launch::Job job_of(LaunchOptions& options, const launch::Launcher& launcher, con
                   .gpus = recipe.run.device == spec::DeviceKind::kCuda,
                   .cores_per_rank = options.cores,
                   .grace_seconds = std::chrono::duration<double>(recipe.checkpoint.grace).count(),
-                  .environment = environment_of(options),
+                  .environment = environment_of(options, launcher),
                   .sweep = {},
                   .port = options.port};
   if (job.program.empty()) job.program = fs::read_symlink("/proc/self/exe").string();

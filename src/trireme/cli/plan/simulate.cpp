@@ -16,6 +16,7 @@
 #include "trireme/cli/plan/options.h"
 #include "trireme/cli/plan/print.h"
 #include "trireme/cli/program.h"
+#include "trireme/cost/infiniband.h"
 #include "trireme/plan/simulate.h"
 
 namespace trireme::cli {
@@ -27,7 +28,10 @@ constexpr const char* kSimulateExamples = R"(Examples:
   trireme simulate gpt3.toml --cluster selene --trace step.json
   trireme simulate --model llama3-405b --cluster llama3-h100-16k --global-batch-size 2048 --faults
   trireme simulate --model llama3-70b --cluster dgx-h100 --gpus 1024 --stragglers 0.002 --straggler-factor 1.5
-  trireme simulate --model llama3-8b --cluster dgx-h100 --gpus 64 --inject "slow rank 3 by 1.5 from step 1")";
+  trireme simulate --model llama3-8b --cluster dgx-h100 --gpus 64 --inject "slow rank 3 by 1.5 from step 1"
+  trireme simulate --model llama3-8b --cluster dgx-h100 --gpus 64 --link-loss 1e-3)";
+
+constexpr std::int64_t kLinkPackets = 50'000;
 
 /// With --faults, where no rates are given: one device in a thousand a quarter slower, one link in a thousand at a
 /// quarter of its speed, passes that vary by 2 %.
@@ -38,6 +42,8 @@ struct SimulateOptions {
   PlanOptions plan;
   bool faults = false, json = false;
   std::optional<double> stragglers, straggler_factor, slow_links, slow_link_factor, jitter, mtbf_hours;
+  std::optional<double> link_loss, link_propagation_us;
+  std::optional<int> link_blocks;
   double days = 14;
   std::int64_t seed = 0;
   std::string trace;
@@ -56,10 +62,26 @@ plan::Disturbances disturbances_of(const SimulateOptions& options) {
   return out;
 }
 
+/// An InfiniBand link of the cluster's rate with what was given of it; nothing when nothing was.
+std::optional<cost::IbLink> link_of(const SimulateOptions& options, const cost::Cluster& cluster) {
+  if (!options.link_loss && !options.link_propagation_us && !options.link_blocks) return std::nullopt;
+  const double adapter = cluster.topology.nic_gbit_per_s;
+  const double gbit = adapter > 0 ? adapter : 8 * cluster.network.gb_per_s;
+  if (gbit <= 0)
+    throw ConfigError(
+        fmt::format("--link-loss and the like are about links between nodes, and {} has none", cluster.name),
+        "name a --cluster with a network");
+  return cost::IbLink{.gbit_per_s = gbit,
+                      .propagation_us = options.link_propagation_us.value_or(0.5),
+                      .loss = options.link_loss.value_or(0),
+                      .seed = static_cast<std::uint64_t>(options.seed)};
+}
+
 struct Result {
   PlanTask task;
   plan::Estimate estimate;
   plan::Disturbances disturbances;
+  std::optional<cost::IbLink> link;
   plan::SimulatedStep step;
   plan::Goodput goodput;
   plan::SimulatedRun run;
@@ -74,6 +96,11 @@ Result simulate(const SimulateOptions& options) {
   const plan::SearchResult found = plan::search(task.hardware, task.job, task.gpus, {.given = task.given, .top = 3});
   result.estimate = found.best.empty() ? *found.smallest : found.best.front();
   result.disturbances = disturbances_of(options);
+  if ((result.link = link_of(options, task.hardware.cluster))) {
+    const cost::IbLane lane{.buffer_blocks = options.link_blocks.value_or(cost::kIbMostBlocks),
+                            .packets = kLinkPackets};
+    result.disturbances.network_share = std::min(1.0, cost::simulated_share(*result.link, lane));
+  }
   const auto begin = std::chrono::steady_clock::now();
   plan::StepSimulator simulator(task.hardware, task.job, result.estimate.config, result.disturbances);
   const std::vector<spec::Fault> faults = spec::parse_faults(options.inject);
@@ -121,6 +148,10 @@ std::string step_text(const Result& result) {
   table.add({"slow links", fmt::format("{}", step.slow_links),
              fmt::format("{} of those between stages, {} x as long", result.disturbances.slow_links,
                          result.disturbances.slow_link_factor)});
+  if (result.link)
+    table.add({"network", fmt::format("{:.1f} %", 100 * result.disturbances.network_share),
+               fmt::format("of its rate: a simulated link of {:.4g} Gbit/s that loses {:.3g} of its packets",
+                           result.link->gbit_per_s, result.link->loss)});
   return out + table.text("  ");
 }
 
@@ -162,6 +193,7 @@ ordered_json to_json(const Result& result, double days) {
             {"slowest_copy", step.slowest},
             {"slow_devices", step.slow_devices},
             {"slow_links", step.slow_links},
+            {"network_share", result.disturbances.network_share},
             {"instructions", step.events},
             {"simulated_in_seconds", result.took}}},
           {"run",
@@ -212,6 +244,21 @@ void add_simulate_command(Command& app, Context& context) {
   share("--slow-links", options->slow_links, "Share of the links between stages that are slow");
   factor("--slow-link-factor", options->slow_link_factor, "How much longer their messages take; default 4");
   share("--jitter", options->jitter, "Standard deviation of each pass's time");
+  command
+      .add_option(
+          "--link-loss", options->link_loss,
+          "Share of packets that links between nodes lose to bit errors: an InfiniBand link is simulated packet "
+          "by packet, as by `trireme cluster link`, and the network carries what arrives")
+      .within(0.0, 0.5)
+      .type_name("SHARE");
+  command.add_option("--link-blocks", options->link_blocks, "Credits of that link, in blocks of 64 bytes; default 2048")
+      .within(1, cost::kIbMostBlocks)
+      .type_name("N");
+  command
+      .add_option("--link-propagation-us", options->link_propagation_us,
+                  "One way of that link, switches included; default 0.5")
+      .not_negative()
+      .type_name("US");
   command
       .add_option("--mtbf", options->mtbf_hours, "Mean time between failures of one device, instead of the cluster's")
       .positive()

@@ -19,8 +19,11 @@ using namespace std::chrono_literals;
 
 constexpr auto kFirstPause = 20ms, kLongestPause = 500ms;
 constexpr std::size_t kMaxJobIdBytes = kMaxHelloBytes / 4;
-constexpr auto kQuietWait = 5s;                    // a wait longer than this is worth a line in the log
-constexpr auto kCallLook = 10ms, kOneTry = 500ms;  // between two looks whether the meeting was called off
+constexpr auto kQuietWait = 5s;   // a wait longer than this is worth a line in the log
+constexpr auto kCallLook = 10ms;  // between two looks whether the meeting was called off
+// To a host that is cut off, or an address that its name leads to no longer, a connection is only tried and nothing is
+// heard: not until the deadline at a time.
+constexpr std::chrono::milliseconds kOneTry = 5s, kOneTryWhileCalled = 500ms;
 
 void refrain(const TcpControlOptions& options) {
   if (!options.called_off || !options.called_off()) return;
@@ -103,8 +106,8 @@ Handshake shake_hands(const TcpControlOptions& options) {
   bool told = false;
   std::string why;
   while (true) {
-    // To a host that is cut off a connection is only tried, and nothing is heard: not until the deadline at a time.
-    const auto patience = options.called_off ? std::min<Clock::time_point>(deadline, Clock::now() + kOneTry) : deadline;
+    const auto patience =
+        std::min<Clock::time_point>(deadline, Clock::now() + (options.called_off ? kOneTryWhileCalled : kOneTry));
     if (Fd fd = connect_once(options.host, options.port, patience, why)) {
       try {
         if (auto handshake = greet(std::move(fd), options, deadline, why)) return *std::move(handshake);
