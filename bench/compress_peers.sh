@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # compress_peers.sh PROGRAM PYTHON [RATE_MBIT] [ROUNDS]: two hosts (network namespaces) on a link that tc's tbf limits. Steps of a small GPT
-# under data parallelism: ours beside PyTorch's DistributedDataParallel over Gloo with its hooks, in turn. PYTHON has torch. So few tokens
-# that the link is what a step waits for; one thread a rank. Names in ONLY (bf16 powersgd): those pairs.
+# under data parallelism: ours beside PyTorch's DistributedDataParallel over Gloo with its hooks, in turn. PYTHON has torch, and numpy for its PowerSGD hook. So
+# few tokens that the link is what a step waits for; one thread a rank. Names in ONLY (bf16 powersgd): those pairs.
 set -euo pipefail
 trireme=$(realpath "$1") python=$(command -v "$2") rate=${3:-100} rounds=${4:-3} here=$(dirname "$(realpath "$0")")
 source "$here/../tests/lab/hosts.sh"

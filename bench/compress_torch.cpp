@@ -4,8 +4,9 @@
 //   build/release/bench/compress_torch --gpu
 //
 // Packing with a residual reads the gradient and the residual and writes the residual: 12 bytes an element. The limit
-// is the time in which memcpy reads and writes as many. Other codes are told in nanoseconds an element, both ways,
-// which is what plan/compress_price.cpp counts with. --gpu: the same on a GPU, beside its copy.
+// is the time in which memcpy reads and writes as many. So it is told of the other codes, with the bytes that each must
+// read and write. Whole reductions are told in nanoseconds an element, which is what plan/compress_price.cpp counts
+// with. --gpu: the same on a GPU, beside its copy.
 #include <ATen/Parallel.h>
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/zeros_like.h>
@@ -235,7 +236,7 @@ int main(int count, char** words) try {
                 parallel::MessageReader reader(message);
                 parallel::add_rows(reader, rows, columns, sum.data());
               }),
-      0, "");
+      8, "");
   add("signs and a scale, with residual and variance",
       best_of(rounds,
               [&] {
@@ -244,6 +245,13 @@ int main(int count, char** words) try {
                                         message);
               }),
       16, "");
+  add("its decoding",
+      best_of(rounds,
+              [&] {
+                parallel::MessageReader reader(message);
+                parallel::add_scaled(reader, variance.data(), elements, 1.0F, sum.data());
+              }),
+      12, "");
   for (const auto coding : {spec::QsgdCoding::kFixed, spec::QsgdCoding::kElias}) {
     const spec::CompressConfig config{.kind = spec::CompressKind::kQsgd, .coding = coding};
     const bool fixed = coding == spec::QsgdCoding::kFixed;
@@ -254,11 +262,18 @@ int main(int count, char** words) try {
                   parallel::encode_qsgd(gradient.data(), elements, config, parallel::qsgd_draws(1, "w", 0, 0, 0),
                                         message);
                 }),
-        0, "");
+        fixed ? 4.5 : 0, "");
+    add("its decoding",
+        best_of(rounds,
+                [&] {
+                  parallel::MessageReader reader(message);
+                  parallel::add_qsgd(reader, elements, config, sum.data());
+                }),
+        fixed ? 8.5 : 0, "");
   }
   for (const auto type : {spec::DeltaDtype::kFp16, spec::DeltaDtype::kInt8})
     add(type == spec::DeltaDtype::kFp16 ? "deltas of 16 bits, both ways" : "deltas of 8 bits, both ways",
-        delta_seconds(type, gradient, rounds), 0, "");
+        delta_seconds(type, gradient, rounds), type == spec::DeltaDtype::kFp16 ? 20 : 18, "");
   add("largest 0.1 %", best_of(rounds, [&] { parallel::top_k(gradient.data(), elements, elements / 1000, 0.01); }), 4,
       "");
   fmt::print("{} elements, memcpy of as many bytes {:.2f} ns an element\n{}", elements,

@@ -18,6 +18,7 @@ using PlanPage = OwnFolder;
 using PlanRoofline = OwnFolder;
 using PlanBatch = OwnFolder;
 using PlanOfAMixture = OwnFolder;
+using PlanOfCompression = OwnFolder;
 using Simulate = OwnFolder;
 
 json run_json(std::vector<std::string> arguments) {
@@ -44,6 +45,26 @@ TEST(PlanExplain, TellsForEveryDecisionWhatTheOthersCost) {
   bool has_tp = false;
   for (const auto& decision : result.at("decisions")) has_tp = has_tp || decision.at("name") == "tp";
   EXPECT_TRUE(has_tp);
+}
+
+/// Of a recipe that compresses gradients: what it saves, and below which bandwidth that pays.
+TEST_F(PlanOfCompression, SaysWhereItPays) {
+  const std::string path = (folder_ / "compressed.toml").string();
+  write_all(path,
+            "[model]\nfamily = \"gpt2\"\nvocab_size = 256\nmax_seq_len = 256\nhidden_size = 256\nnum_layers = 4\n"
+            "num_heads = 4\n\n[compress]\nkind = \"powersgd\"\n");
+  for (const auto& head : {std::vector<std::string>{"plan"}, std::vector<std::string>{"estimate"}}) {
+    const std::vector<std::string> tail{path, "--cluster", "dgx-h100", "--gpus", "16", "--global-batch-size", "64"};
+    const Outcome outcome = run(with_options(head, tail));
+    ASSERT_EQ(outcome.code, 0) << outcome.err;
+    EXPECT_THAT(outcome.out, HasSubstr("compress: powersgd: a copy sends "));
+    EXPECT_THAT(outcome.out, HasSubstr("it pays below "));
+    const json told = run_json(with_options(head, tail)).at("compress");
+    EXPECT_LT(told.at("sent_bytes"), 0.5 * told.at("dense_bytes").get<double>());
+    EXPECT_GT(told.at("pays_below_bytes_per_second"), 0);
+    EXPECT_EQ(told.at("network_bytes_per_second"), 50e9) << "two nodes of eight";
+  }
+  EXPECT_FALSE(run_json(with_options({"plan"}, kSmall)).contains("compress"));
 }
 
 TEST_F(PlanPage, IsOnePageWithBreakdownAndFront) {

@@ -36,6 +36,11 @@ TEST(TrafficSaved, IsWhatTheLastStepTells) {
   EXPECT_THAT(table, HasSubstr("90.0 %"));
   EXPECT_THAT(table, HasSubstr("<th>layers.0</th>"));
   EXPECT_THAT(table, HasSubstr("<td>0.500</td>")) << "the mean of a layer's matrices";
+  EXPECT_THAT(table, HasSubstr("<th>gained, at the rate of what was sent</th>"));
+  steps[1].metrics["compress/measured_gain_seconds"] = 12.5;  // where the network is known
+  const auto measured = compression_figures(steps);
+  EXPECT_EQ(measured->gain_s(), 12.5);
+  EXPECT_THAT(compression_table(*measured), HasSubstr("<th>gained, measured</th>"));
   EXPECT_FALSE(compression_figures(std::span(steps).last(1)).has_value());
 }
 

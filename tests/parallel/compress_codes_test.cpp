@@ -157,6 +157,42 @@ TEST(Qsgd, CodesAreRead) {
   }
 }
 
+TEST(Qsgd, CodesOfAMillionAreRead) {
+  constexpr std::int64_t kCount = 1'000'000;
+  const auto values = normal_draws<float>(kCount, "million");
+  std::vector<std::vector<float>> said;
+  for (const auto coding : {spec::QsgdCoding::kFixed, spec::QsgdCoding::kElias}) {
+    const auto config = qsgd_config(7, spec::QsgdNorm::kMax, coding);
+    Message message;
+    encode_qsgd(values.data(), kCount, config, qsgd_draws(1, "w", 0, 3, 2), message);
+    MessageReader reader(message);
+    add_qsgd(reader, kCount, config, said.emplace_back(values.size(), 0.0F).data());
+    EXPECT_EQ(reader.left(), 0U);
+  }
+  EXPECT_TRUE(said[0] == said[1]);
+  // Of 512 normal numbers the largest is about 3, so that levels are about 0.43 apart.
+  double error = 0;
+  for (std::size_t i = 0; i < values.size(); ++i)
+    error += std::pow(static_cast<double>(said[0][i] - values[i]), 2) / kCount;
+  EXPECT_GT(error, 0.01);
+  EXPECT_LT(error, 0.25 * 0.5 * 0.5);
+}
+
+/// Other seeds, parameters, shards, steps and copies draw other numbers.
+TEST(Qsgd, DrawsDependOnAllThatTheyAreOf) {
+  const std::vector<QsgdDraws> streams{qsgd_draws(1, "w", 0, 3, 2), qsgd_draws(2, "w", 0, 3, 2),
+                                       qsgd_draws(1, "v", 0, 3, 2), qsgd_draws(1, "w", 1, 3, 2),
+                                       qsgd_draws(1, "w", 0, 4, 2), qsgd_draws(1, "w", 0, 3, 1)};
+  std::vector<double> first(64), other(64);
+  streams.front().fill(0, first);
+  for (std::size_t stream = 1; stream < streams.size(); ++stream) {
+    streams[stream].fill(0, other);
+    for (std::size_t i = 0; i < 64; ++i) EXPECT_NE(first[i], other[i]) << stream << " " << i;
+  }
+  qsgd_draws(1, "w", 0, 3, 2).fill(0, other);
+  EXPECT_EQ(first, other);
+}
+
 /// Many draws at once are those one by one, wherever they begin.
 TEST(Qsgd, DrawsAreAFunctionOfTheirNumber) {
   const QsgdDraws draws = qsgd_draws(3, "w", 1, 2, 0);
@@ -259,6 +295,24 @@ TEST(Orthogonalise, MakesColumnsOrthonormalOrZero) {
   EXPECT_GT(zeros.abs().min().item<double>(), 0);
 }
 
+/// A matrix, or its transpose, times a factor of few columns, in float and double.
+TEST(PowerIteration, MultipliesByAFactor) {
+  for (const auto type : {at::kFloat, at::kDouble}) {
+    for (const std::int64_t rank : {1, 2, 3, 4, 16, 40}) {
+      const at::Tensor matrix = random_factor(1, "m", 0, 0, 70, 45, type);
+      for (const bool transposed : {false, true}) {
+        const at::Tensor factor = random_factor(1, "f", 0, 0, transposed ? 70 : 45, rank, type);
+        at::Tensor out = at::empty({transposed ? 45 : 70, rank}, matrix.options()).fill_(9);
+        multiply_factor(out, matrix, factor, transposed);
+        const at::Tensor wide = matrix.to(at::kDouble), of = factor.to(at::kDouble);
+        const at::Tensor expected = transposed ? wide.t().matmul(of) : wide.matmul(of);
+        EXPECT_LT((out.to(at::kDouble) - expected).abs().max().item<double>(), type == at::kFloat ? 1e-4 : 1e-12)
+            << rank;
+      }
+    }
+  }
+}
+
 TEST(Delta, RoundsAndTellsWhatItSaid) {
   for (const auto type : {spec::DeltaDtype::kFp16, spec::DeltaDtype::kInt8}) {
     auto values = normal_draws<double>(1300, "delta");
@@ -269,9 +323,43 @@ TEST(Delta, RoundsAndTellsWhatItSaid) {
     MessageReader reader(message);
     add_delta(reader, 1300, type, decoded.data());
     EXPECT_EQ(decoded, values);
+    auto floats = normal_draws<float>(1300, "delta");
+    const auto exact_floats = floats;
+    std::vector<float> decoded_floats(floats.size(), 0.0F);
+    Message of_floats;
+    encode_delta(floats.data(), 1300, type, of_floats);
+    MessageReader float_reader(of_floats);
+    add_delta(float_reader, 1300, type, decoded_floats.data());
+    EXPECT_EQ(float_reader.left(), 0U);
+    EXPECT_EQ(decoded_floats, floats);
+    for (std::size_t i = 0; i < floats.size(); ++i)
+      EXPECT_NEAR(floats[i], exact_floats[i], type == spec::DeltaDtype::kFp16 ? 3e-3 : 3e-2);
     for (std::size_t i = 0; i < values.size(); ++i)
       EXPECT_NEAR(values[i], exact[i], type == spec::DeltaDtype::kFp16 ? 3e-3 : 3e-2);
     EXPECT_EQ(message.size(), type == spec::DeltaDtype::kFp16 ? 2600U : 1300U + 3 * 8);
+  }
+}
+
+/// A NaN or Inf makes its block NaN on every copy, and no other block.
+TEST(Delta, PassesOnWhatIsNotFinite) {
+  for (const double bad : {std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity()}) {
+    const auto check = [&](auto zero) {
+      using T = decltype(zero);
+      for (const auto type : {spec::DeltaDtype::kFp16, spec::DeltaDtype::kInt8}) {
+        auto values = normal_draws<T>(1300, "delta");
+        values[700] = static_cast<T>(bad);
+        std::vector<T> decoded(values.size(), T(0));
+        Message message;
+        encode_delta(values.data(), 1300, type, message);
+        MessageReader reader(message);
+        add_delta(reader, 1300, type, decoded.data());
+        EXPECT_FALSE(std::isfinite(decoded[700]));
+        EXPECT_FALSE(std::isfinite(values[700]));
+        for (const std::size_t far : {0U, 511U, 1024U, 1299U}) EXPECT_TRUE(std::isfinite(decoded[far])) << far;
+      }
+    };
+    check(float{});
+    check(double{});
   }
 }
 

@@ -689,15 +689,38 @@ TEST(LocalUpdates, FollowTheQuadraticRule) {
   });
 }
 
+/// DiLoCo in plain words, weights of all copies here: theta' - theta_i, their mean, b <- 0.9 b + delta, theta' <-
+/// theta'
+/// - 0.7 (delta + 0.9 b).
 TEST(StreamingDiloco, WithOneFragmentAndNoDelayIsDiloco) {
-  comm::run_ranks(2, [](comm::Rank& rank) {
-    LocalRun plain(rank, {.kind = CompressKind::kDiloco, .interval = 2}),
-        streaming(rank, {.kind = CompressKind::kDiloco, .interval = 2, .fragments = 1, .delay = 0, .mixing = 0});
-    for (std::int64_t step = 0; step < 6; ++step) {
-      plain.step(step, rank.rank()), streaming.step(step, rank.rank());
-      EXPECT_EQ(farthest(plain.copies, streaming.copies), 0);
+  constexpr int kCopies = 2;
+  comm::run_ranks(kCopies, [](comm::Rank& rank) {
+    LocalRun streaming(rank, {.kind = CompressKind::kDiloco, .interval = 2, .fragments = 1, .delay = 0, .mixing = 0});
+    Named common, momentum;
+    std::vector<Named> local(kCopies);
+    for (const nn::Param& param : streaming.copies.params) {
+      common[param.name] = param.master.clone();
+      momentum[param.name] = at::zeros_like(param.master);
+      for (Named& weights : local) weights[param.name] = param.master.clone();
     }
-    EXPECT_EQ(plain.copies.data_parallel->reducer().report()->rounds, 3);
+    for (std::int64_t step = 0; step < 6; ++step) {
+      streaming.step(step, rank.rank());
+      for (const nn::Param& param : streaming.copies.params) {
+        // Gradients are parts of a mean over all copies, and a copy's own mean is so many times larger.
+        for (int copy = 0; copy < kCopies; ++copy)
+          local[static_cast<std::size_t>(copy)][param.name] -= 0.01 * kCopies * matrix_gradient(param, step, copy);
+        if (step % 2 == 1) {
+          at::Tensor delta = at::zeros_like(param.master);
+          for (const Named& weights : local) delta += (common[param.name] - weights.at(param.name)) / kCopies;
+          momentum[param.name] = 0.9 * momentum[param.name] + delta;
+          common[param.name] = common[param.name] - 0.7 * (delta + 0.9 * momentum[param.name]);
+          for (Named& weights : local) weights[param.name] = common[param.name].clone();
+        }
+        const at::Tensor& expected = local[static_cast<std::size_t>(rank.rank())][param.name];
+        EXPECT_LT((param.master - expected).abs().max().item<double>(), 1e-13) << param.name << " " << step;
+      }
+    }
+    EXPECT_EQ(streaming.copies.data_parallel->reducer().report()->rounds, 3);
   });
 }
 
@@ -751,6 +774,84 @@ TEST(Diloco, ACopyThatJoinsCountsByItsSteps) {
     }
     EXPECT_LT((run.copies.params.at("left").master - expected).abs().max().item<double>(), 1e-12);
   });
+}
+
+/// A copy that leaves in the midst of an interval is missing in the next mean, which is over the rest: what three had
+/// saved is read by two.
+TEST(Diloco, ACopyThatLeavesIsMissingInTheMean) {
+  const CompressConfig config{.kind = CompressKind::kDiloco,
+                              .interval = 4,
+                              .outer_learning_rate = 1,
+                              .outer_momentum = 0,
+                              .outer_nesterov = false};
+  std::vector<Named> saved(3);
+  std::vector<std::map<std::string, nlohmann::ordered_json>> values(3);
+  at::Tensor start;
+  comm::run_ranks(3, [&](comm::Rank& rank) {
+    LocalRun run(rank, config);
+    if (rank.rank() == 0) start = run.copies.params.at("left").master.clone();
+    for (std::int64_t step = 0; step < 2; ++step) run.step(step, rank.rank());
+    nn::State state;
+    run.copies.data_parallel->add_state(state);
+    const auto me = static_cast<std::size_t>(rank.rank());
+    for (const nn::StateTensor& entry : state.tensors()) saved[me][entry.name] = entry.tensor.clone();
+    for (const nn::StateValue& entry : state.values()) values[me][entry.name] = entry.get();
+  });
+  comm::run_ranks(2, [&](comm::Rank& rank) {
+    LocalRun run(rank, config);
+    nn::State state;
+    run.copies.data_parallel->add_state(state);
+    const auto me = static_cast<std::size_t>(rank.rank());
+    for (const nn::StateTensor& entry : state.tensors()) at::Tensor(entry.tensor).copy_(saved[me].at(entry.name));
+    for (const nn::StateValue& entry : state.values()) entry.set(values[me].at(entry.name));
+    run.copies.data_parallel->loaded();
+    for (std::int64_t step = 2; step < 4; ++step) run.step(step, rank.rank());
+    at::Tensor expected = at::zeros_like(start);
+    for (int copy = 0; copy < 2; ++copy) {
+      at::Tensor weights = start.clone();
+      for (std::int64_t step = 0; step < 4; ++step)
+        weights -= (step < 2 ? 0.03 : 0.02) * matrix_gradient(run.copies.params.at("left"), step, copy);
+      expected += weights / 2;
+    }
+    EXPECT_LT((run.copies.params.at("left").master - expected).abs().max().item<double>(), 1e-12);
+  });
+}
+
+/// What `--explain` prints is the order in which it happens: what a method clips, and what it does not, included.
+TEST(Compressors, TellTheOrderOfAStep) {
+  const auto told = [](const CompressConfig& config) {
+    std::string text;
+    comm::run_ranks(2, [&](comm::Rank& rank) {
+      const MatrixCopies copies(rank, config);
+      if (rank.rank() == 0) text = copies.data_parallel->reducer().description();
+    });
+    return text;
+  };
+  const auto expect_order = [](const std::string& text, const std::vector<const char*>& parts) {
+    std::size_t at = 0;
+    for (const char* part : parts) {
+      const std::size_t found = text.find(part, at);
+      ASSERT_NE(found, std::string::npos) << part << " after " << text.substr(0, at) << " in " << text;
+      at = found + 1;
+    }
+  };
+  for (const CompressConfig& config : gradient_kinds()) {
+    CompressConfig clipped = config;
+    clipped.local_clip = true;
+    const std::string text = told(clipped);
+    const bool has_momentum = config.momentum.has_value(), has_residual = config.kind != CompressKind::kQsgd;
+    expect_order(text, {"mean-scaled gradient", "local clip to 0.7071", has_momentum ? "momentum 0.5" : "->",
+                        has_residual ? "+ residual" : "->", "global norm, clip", "optimizer"});
+  }
+  const std::string onebit = told({.kind = CompressKind::kOnebitAdam, .freeze_after = 3});
+  expect_order(onebit, {"mean-scaled gradient", "momentum + residual", "signs and a scale", "+ residual", "all-gather",
+                        "nothing clipped", "until step 3", "global norm, clip"});
+  const std::string rare = told({.kind = CompressKind::kZeroOneAdam});
+  expect_order(rare, {"a copy's norm, clip", "step of Adam", "sum of steps + residual", "signs and a scale", "weights",
+                      "variance steps", "global norm, clip"});
+  const std::string diloco = told({.kind = CompressKind::kDiloco, .delta_dtype = spec::DeltaDtype::kInt8});
+  expect_order(diloco, {"a copy's own tokens", "a copy's norm, clip", "optimizer",
+                        "pseudo-gradient + residual, rounded", "mean", "outer SGD 0.7 / 0.9 (Nesterov)"});
 }
 
 /// In the midst of an interval, with a fragment on its way.

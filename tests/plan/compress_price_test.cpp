@@ -65,6 +65,26 @@ TEST(CompressPrice, HidesBucketsBehindBackward) {
   EXPECT_EQ(price_of(recipe, kTask).buckets, 1) << "chunks are chosen among all";
 }
 
+/// Kernels are as fast as memory, on a core as they were measured; the network is that between nodes, or within one.
+TEST(CompressPrice, IsOfTheHardware) {
+  const spec::Recipe recipe = priced_recipe(spec::CompressKind::kOnebitSgd);
+  const spec::ModelShape shape = *spec::shape_of(recipe.model);
+  const auto there = [&](const char* hardware, int dp, int zero) {
+    spec::ParallelConfig config;
+    config.layout.dp = dp;
+    config.layout.zero = zero;
+    return compression_there(recipe, shape, config, cost::load_hardware(hardware), 0.4);
+  };
+  const auto core = there("local", 4, 0), node = there("dgx-h100", 8, 0), nodes = there("dgx-h100", 16, 2);
+  ASSERT_TRUE(core && node && nodes);
+  EXPECT_EQ(core->task.kernel_factor, 1);
+  EXPECT_NEAR(node->price.kernel_s / core->price.kernel_s, 36.0 / 3350, 0.002);
+  EXPECT_EQ(node->bandwidth, 450e9);
+  EXPECT_EQ(nodes->bandwidth, 50e9);
+  EXPECT_THAT(to_text(*nodes, recipe.compress.kind), testing::HasSubstr("it is refused with ZeRO-2"));
+  EXPECT_FALSE(there("dgx-h100", 1, 0).has_value()) << "one copy sends to nobody";
+}
+
 /// The papers' formulas, of one matrix: 4096 x 4096 at rank 2 is 1,024 times fewer.
 TEST(CompressPrice, CountsBytes) {
   spec::Recipe recipe = priced_recipe(spec::CompressKind::kPowerSgd);

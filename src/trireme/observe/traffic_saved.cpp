@@ -24,6 +24,7 @@ std::string compressed_layer(const std::string& name) {
 }  // namespace
 
 std::optional<double> CompressionFigures::gain_s() const {
+  if (measured_gain_s) return measured_gain_s;
   const double spent = std::max(seconds, comm_seconds);
   if (sent_bytes <= 0 || spent <= 0) return std::nullopt;
   return spent / sent_bytes * saved_bytes;
@@ -46,7 +47,8 @@ std::optional<CompressionFigures> compression_figures(std::span<const RankRecord
                                  .comm_seconds = comm,
                                  .rounds = number("compress/rounds").value_or(0),
                                  .relative_error = number("compress/relative_error").value_or(0),
-                                 .predicted_gain_s = number("compress/predicted_gain_seconds")};
+                                 .predicted_gain_s = number("compress/predicted_gain_seconds"),
+                                 .measured_gain_s = number("compress/measured_gain_seconds")};
     constexpr std::string_view kError = "compress/error/";
     for (const auto& [name, value] : step.metrics) {
       if (name.starts_with(kError)) figures->errors.emplace_back(name.substr(kError.size()), value);
@@ -67,15 +69,14 @@ std::string compression_table(const CompressionFigures& figures) {
   const auto seconds = [](const std::optional<double>& value) { return value ? short_seconds(*value) : "–"; };
   std::string out = fmt::format(
       "<div class=\"scroll\"><table><thead><tr><th>Rank 0 sent</th><th>saved</th><th>rounds</th><th>in compression and "
-      "exchange</th><th>of that, computing</th><th>gained, at the rate of what was sent</th><th>gained, "
-      "predicted</th><th>relative "
+      "exchange</th><th>of that, computing</th><th>gained, {}</th><th>gained, predicted</th><th>relative "
       "error</th></tr></thead><tbody><tr><td>{}</td><td>{} ({:.1f} "
       "%)</td><td>{:.0f}</td><td>{}</td><td>{}</td><td>{}</td><td>{}"
       "</td><td>{:.3f}</td></tr></tbody></table></div>\n",
-      short_bytes(figures.sent_bytes), short_bytes(figures.saved_bytes),
-      dense > 0 ? 100 * figures.saved_bytes / dense : 0, figures.rounds, short_seconds(figures.seconds),
-      short_seconds(figures.kernel_seconds), seconds(figures.gain_s()), seconds(figures.predicted_gain_s),
-      figures.relative_error);
+      figures.measured_gain_s ? "measured" : "at the rate of what was sent", short_bytes(figures.sent_bytes),
+      short_bytes(figures.saved_bytes), dense > 0 ? 100 * figures.saved_bytes / dense : 0, figures.rounds,
+      short_seconds(figures.seconds), short_seconds(figures.kernel_seconds), seconds(figures.gain_s()),
+      seconds(figures.predicted_gain_s), figures.relative_error);
   struct LayerError {
     std::string name;
     double sum = 0;

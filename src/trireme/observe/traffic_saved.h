@@ -22,10 +22,13 @@ struct CompressionFigures {
   double kernel_seconds = 0;  ///< of them, in compressing and decompressing
   double comm_seconds = 0;    ///< that steps waited for messages
   double rounds = 0, relative_error = 0;
-  std::optional<double> predicted_gain_s;                   ///< the planner's, where it knows the network
+  // Where the network is known, as an emulated one is: what dense steps of the same computing take by their bytes, less
+  // what compressed ones take by the planner, and less what these took.
+  std::optional<double> predicted_gain_s, measured_gain_s;
   std::vector<std::pair<std::string, double>> errors = {};  ///< of the last round, by parameter
 
-  /// What the saved bytes would have taken at the rate of those that were sent.
+  /// As measured; on a network that is not known what the saved bytes would have taken at the rate of those that were
+  /// sent, which counts latency and kernels as if they grew with bytes.
   std::optional<double> gain_s() const;
 };
 

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
 
 #include "trireme/plan/asynchronous/downpour_price.h"
 #include "trireme/plan/compress_price.h"
@@ -108,7 +107,10 @@ class Examination {
     checkup_.job = job;
     checkup_.stages = stage_memories(options_.hardware, job, config);
     checkup_.estimate = estimate(options_.hardware, job, config);
-    if (recipe_.compress.kind != spec::CompressKind::kNone) note_compression(job, config);
+    // What it saves and from which bandwidth on it pays, on the network of the recipe or the hardware.
+    if (const auto there =
+            compression_there(recipe_, job.shape, config, options_.hardware, checkup_.estimate->time.work.total()))
+      checkup_.notes.push_back(to_text(*there, recipe_.compress.kind));
     if (recipe_.train.mode != spec::TrainMode::kSynchronous) note_servers(job, config);
     if (options_.judge_memory && !checkup_.estimate->memory.fits) add_too_full(job, config);
   }
@@ -131,22 +133,6 @@ class Examination {
         std::min(rows, recipe_.train.micro_batch_size ? rows / *recipe_.train.micro_batch_size : all);
     const auto price = price_sandblaster(parameters, portions, spec::kSandblasterVectors, task);
     checkup_.notes.push_back(fmt::format("sandblaster: {}; L-BFGS takes the place of [optim]", to_text(price, task)));
-  }
-
-  /// What it saves and from which bandwidth on it pays, on the network of the recipe or the hardware.
-  void note_compression(const Job& job, const ParallelConfig& config) {
-    const bool emulated = recipe_.comm.transport == spec::Transport::kEmulated;
-    const CompressTask task{
-        .copies = recipe_.compress.workers.value_or(config.dp()),
-        .compute_s = checkup_.estimate->time.work.total(),
-        .latency_s = emulated ? std::chrono::duration<double>(recipe_.emulated.latency).count() : 0};
-    if (task.copies < 2) return;
-    const bool one_node = options_.ranks <= options_.hardware.cluster.gpus_per_node;
-    const double bandwidth = emulated   ? static_cast<double>(recipe_.emulated.bandwidth)
-                             : one_node ? options_.hardware.link_bandwidth()
-                                        : options_.hardware.network_bandwidth();
-    checkup_.notes.push_back(fmt::format("compress: {}: {}", spec::compress_name(recipe_.compress.kind),
-                                         to_text(price_compression(recipe_, job.shape, task), task, bandwidth)));
   }
 
   std::string widest_name() const {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <chrono>
 #include <cmath>
 
 #include "trireme/base/units.h"
@@ -15,28 +16,28 @@ namespace {
 
 using spec::CompressKind;
 
-/// Nanoseconds an element on one core, both ways: estimates by how often a kernel touches an element, not yet fitted to
-/// bench/compress_torch.
+/// Nanoseconds an element on one core, both ways and with what stays behind: whole reductions of bench/compress_torch
+/// on AVX-512. Of Adam's kinds and of local updates estimates by how often a kernel touches an element.
 double kernel_ns(const spec::CompressConfig& compress) {
   switch (compress.kind) {
     case CompressKind::kOnebitSgd:
-      return 3;
+      return 1;
     case CompressKind::kQsgd:
-      return compress.coding == spec::QsgdCoding::kElias ? 30 : 12;
+      return compress.coding == spec::QsgdCoding::kElias ? 120 : 4;
     case CompressKind::kPowerSgd:
-      return 1 + 0.5 * compress.rank;
+      return compress.rank == 1 ? 0.5 : 2.5;
     case CompressKind::kDgc:
-      return 5;
+      return 6;
     case CompressKind::kCsc:
-      return 3;
+      return 2;
     case CompressKind::kOnebitAdam:
     case CompressKind::kZeroOneAdam:
-      return 5;
+      return 2.5;
     case CompressKind::kLocalSgd:
     case CompressKind::kElasticAveraging:
       return 2;
     case CompressKind::kDiloco:
-      return compress.delta_dtype == spec::DeltaDtype::kFp32 ? 3 : 8;
+      return compress.delta_dtype == spec::DeltaDtype::kFp32 ? 3 : 4;
     case CompressKind::kNone:
       break;
   }
@@ -150,7 +151,7 @@ CompressPrice price_compression(const spec::Recipe& recipe, const spec::ModelSha
     price.sent_bytes = 2.0 * (task.copies - 1) / task.copies * width * elements / every;
   }
   price.buckets = early_buckets(recipe, 4 * elements);
-  price.kernel_s = elements * kernel_ns(compress) * 1e-9 / every;
+  price.kernel_s = elements * kernel_ns(compress) * task.kernel_factor * 1e-9 / every;
   price.messages = task.copies > 1 ? rounds(compress, task.copies) / every : 0;
   // Both sides are monotonic in 1 / bandwidth, and only the dense one has a part that is hidden: one crossing at most.
   const auto pays = [&](double bandwidth) { return price.step(task, bandwidth) < price.dense_step(task, bandwidth); };
@@ -162,6 +163,36 @@ CompressPrice price_compression(const spec::Recipe& recipe, const spec::ModelSha
   }
   price.pays_below = low;
   return price;
+}
+
+std::optional<CompressionThere> compression_there(const spec::Recipe& recipe, const spec::ModelShape& shape,
+                                                  const spec::ParallelConfig& config, const cost::Hardware& hardware,
+                                                  double compute_s) {
+  const bool emulated = recipe.comm.transport == spec::Transport::kEmulated;
+  // Kernels are about as fast as memory: an H200, whose copies are a hundred times a core's, packs a hundred times as
+  // fast (docs/performance.md).
+  constexpr double kCoreGbPerS = 36;
+  CompressionThere there{
+      .price = {},
+      .task = {.copies = recipe.compress.workers.value_or(config.dp()),
+               .compute_s = compute_s,
+               .latency_s = emulated ? std::chrono::duration<double>(recipe.emulated.latency).count() : 0,
+               .kernel_factor = std::min(1.0, kCoreGbPerS / hardware.device.memory_gb_per_s)},
+      .zero = config.layout.zero};
+  if (recipe.compress.kind == CompressKind::kNone || there.task.copies < 2) return std::nullopt;
+  const bool one_node = config.ranks() <= hardware.cluster.gpus_per_node;
+  there.bandwidth = emulated   ? static_cast<double>(recipe.emulated.bandwidth)
+                    : one_node ? hardware.link_bandwidth()
+                               : hardware.network_bandwidth();
+  spec::Recipe of_layout = recipe;
+  spec::apply(config, of_layout);
+  there.price = price_compression(of_layout, shape, there.task);
+  return there;
+}
+
+std::string to_text(const CompressionThere& there, spec::CompressKind kind) {
+  return fmt::format("compress: {}: {}{}", spec::compress_name(kind), to_text(there.price, there.task, there.bandwidth),
+                     there.zero > 1 ? fmt::format("; it is refused with ZeRO-{}", there.zero) : "");
 }
 
 std::string to_text(const CompressPrice& price, const CompressTask& task, double bandwidth) {

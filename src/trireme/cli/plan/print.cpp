@@ -6,6 +6,7 @@
 
 #include "trireme/base/text.h"
 #include "trireme/base/units.h"
+#include "trireme/plan/compress_price.h"
 
 namespace trireme::cli {
 namespace {
@@ -56,6 +57,12 @@ std::string memory_table(const Estimate& estimate) {
   return table.text("  ");
 }
 
+/// Of the recipe that was named, with this layout.
+std::optional<plan::CompressionThere> compression_of(const PlanTask& task, const Estimate& estimate) {
+  return plan::compression_there(task.recipe, task.job.shape, estimate.config, task.hardware,
+                                 estimate.time.work.total());
+}
+
 }  // namespace
 
 std::string breakdown(const PlanTask& task, const Estimate& estimate) {
@@ -70,6 +77,8 @@ std::string breakdown(const PlanTask& task, const Estimate& estimate) {
   out += fmt::format("  memory {} of {}: {}; {}\n\n", gib(estimate.memory.peak()), gib(estimate.memory.device),
                      estimate.memory.fits ? "fits" : "DOES NOT FIT", estimate.memory.why());
   out += time_table(estimate) + '\n' + memory_table(estimate);
+  if (const auto there = compression_of(task, estimate))
+    out += fmt::format("\n  {}\n", to_text(*there, task.recipe.compress.kind));
   return out;
 }
 
@@ -129,31 +138,39 @@ ordered_json chosen_json(const PlanTask& task, const Estimate& estimate) {
 
 ordered_json to_json(const PlanTask& task, const Estimate& estimate) {
   const plan::StepTime& time = estimate.time;
-  return {{"step_seconds", estimate.step_seconds()},
-          {"tflops_per_gpu", estimate.tflops_per_gpu()},
-          {"hardware_tflops_per_gpu", estimate.hardware_tflops_per_gpu()},
-          {"mfu", estimate.mfu()},
-          {"tokens_per_second", task.job.tokens() / estimate.step_seconds()},
-          {"memory_bytes_peak", estimate.memory.peak()},
-          {"memory_bytes_device", estimate.memory.device},
-          {"memory_bytes_host", estimate.memory.host},
-          {"fits", estimate.memory.fits},
-          {"fullest_stage", estimate.memory.fullest.stage},
-          {"gpus", task.gpus},
-          {"layout", to_json(estimate.config)},
-          {"chosen", chosen_json(task, estimate)},
-          {"time_breakdown",
-           {{"matmul", time.work.matmul},
-            {"attention", time.work.attention},
-            {"streaming", time.work.streaming},
-            {"tensor_parallel", time.work.communication},
-            {"pipeline_messages", time.pipeline},
-            {"bubble", time.bubble},
-            {"replicas", time.replicas},
-            {"offload", time.offload},
-            {"optimizer", time.optimizer},
-            {"recompute", time.recompute}}},
-          {"memory_breakdown", memory_json(estimate.memory.parts)}};
+  ordered_json out = {{"step_seconds", estimate.step_seconds()},
+                      {"tflops_per_gpu", estimate.tflops_per_gpu()},
+                      {"hardware_tflops_per_gpu", estimate.hardware_tflops_per_gpu()},
+                      {"mfu", estimate.mfu()},
+                      {"tokens_per_second", task.job.tokens() / estimate.step_seconds()},
+                      {"memory_bytes_peak", estimate.memory.peak()},
+                      {"memory_bytes_device", estimate.memory.device},
+                      {"memory_bytes_host", estimate.memory.host},
+                      {"fits", estimate.memory.fits},
+                      {"fullest_stage", estimate.memory.fullest.stage},
+                      {"gpus", task.gpus},
+                      {"layout", to_json(estimate.config)},
+                      {"chosen", chosen_json(task, estimate)},
+                      {"time_breakdown",
+                       {{"matmul", time.work.matmul},
+                        {"attention", time.work.attention},
+                        {"streaming", time.work.streaming},
+                        {"tensor_parallel", time.work.communication},
+                        {"pipeline_messages", time.pipeline},
+                        {"bubble", time.bubble},
+                        {"replicas", time.replicas},
+                        {"offload", time.offload},
+                        {"optimizer", time.optimizer},
+                        {"recompute", time.recompute}}},
+                      {"memory_breakdown", memory_json(estimate.memory.parts)}};
+  if (const auto there = compression_of(task, estimate)) {
+    out["compress"] = {{"kind", spec::compress_name(task.recipe.compress.kind)},
+                       {"sent_bytes", there->price.sent_bytes},
+                       {"dense_bytes", there->price.dense_bytes},
+                       {"network_bytes_per_second", there->bandwidth}};
+    if (there->price.pays_below) out["compress"]["pays_below_bytes_per_second"] = *there->price.pays_below;
+  }
+  return out;
 }
 
 }  // namespace trireme::cli

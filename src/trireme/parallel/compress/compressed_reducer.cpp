@@ -13,6 +13,7 @@
 #include "trireme/base/error.h"
 #include "trireme/base/stopwatch.h"
 #include "trireme/device/tensor_buffer.h"
+#include "trireme/kernels/gradient_codes.h"
 #include "trireme/layout/reduction.h"
 #include "trireme/nn/parallel_context.h"
 #include "trireme/parallel/compress/local_clip.h"
@@ -38,6 +39,8 @@ bool is_first_of_copies(const MeshGroups& groups, const DataParallelOptions& opt
 }
 
 double squared(const at::Tensor& tensor) {
+  if (tensor.is_cpu() && tensor.scalar_type() == at::kFloat && tensor.is_contiguous())
+    return kernels::sign_codes().squares(tensor.const_data_ptr<float>(), tensor.numel());
   const double norm = at::linalg_vector_norm(tensor, 2, {}, false, at::kDouble).item<double>();
   return norm * norm;
 }
@@ -151,7 +154,7 @@ std::string CompressedReducer::description() const {
   if (config().local_clip) {
     text += fmt::format(" -> local clip to {:.4g}", options_.grad_clip_norm / std::sqrt(copies()));
   }
-  text += fmt::format(" -> {} -> global norm, clip -> optimizer", method());
+  text += fmt::format(" -> {} -> {}", method(), ending());
   std::size_t all = terms_.size();
   for (const CopySet& set : sets_) all += set.rest.size();
   text += fmt::format("; {} of {} parameters compressed", terms_.size(), all);

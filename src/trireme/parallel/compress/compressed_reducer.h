@@ -75,6 +75,8 @@ class CompressedReducer : public BucketReducer {
   virtual Stages stages(ExchangeLanes& lanes, std::span<Term> terms) = 0;
   /// "+ residual, 1 bit an element and two means a row, ...".
   virtual std::string method() const = 0;
+  /// What follows it.
+  virtual std::string ending() const { return "global norm, clip -> optimizer"; }
   /// That a copy sends for a term in a compressed step.
   virtual double term_bytes(const Term& term) const = 0;
   /// On this copy's small parameters and vectors in a bucket, before they are summed; its terms have their data.

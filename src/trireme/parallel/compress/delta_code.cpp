@@ -1,11 +1,12 @@
 #include "trireme/parallel/compress/delta_code.h"
 
-#include <c10/util/Half.h>
-
 #include <algorithm>
+#include <bit>
 #include <cmath>
+#include <limits>
 #include <vector>
 
+#include "trireme/kernels/gradient_codes.h"
 #include "trireme/parallel/compress/gpu_codes.h"
 #include "trireme/parallel/compress/term_types.h"
 
@@ -15,6 +16,65 @@
 
 namespace trireme::parallel {
 
+namespace {
+
+/// The step of a block's levels: of zeros 0, and NaN where a number is not finite, so that its block is none on any
+/// copy.
+float level_step(const float* values, std::int64_t count) {
+  const std::uint32_t largest = kernels::level_codes().largest(values, count);
+  constexpr std::uint32_t kInfinity = 0x7f800000;
+  return largest >= kInfinity ? std::numeric_limits<float>::quiet_NaN() : std::bit_cast<float>(largest) / 127;
+}
+double level_step(const double* values, std::int64_t count) {
+  double largest = 0;
+  for (std::int64_t i = 0; i < count; ++i) {
+    if (!std::isfinite(values[i])) return std::numeric_limits<double>::quiet_NaN();
+    largest = std::max(largest, std::abs(values[i]));
+  }
+  return largest / 127;
+}
+
+// Of floats by kernels, once for each instruction set; of doubles, which tests and serial twins compute in, plainly.
+void encode_bytes(float* values, std::int64_t count, float scale, std::int8_t* code) {
+  kernels::level_codes().encode_bytes(values, count, scale, code);
+}
+void encode_bytes(double* values, std::int64_t count, double scale, std::int8_t* code) {
+  for (std::int64_t i = 0; i < count; ++i) {
+    const double steps = scale > 0 ? std::nearbyint(std::clamp(values[i] / scale, -127.0, 127.0)) : 0;
+    code[i] = static_cast<std::int8_t>(steps);
+    values[i] = scale * static_cast<double>(code[i]);  // of zeros that without a sign
+  }
+}
+void add_bytes(const std::int8_t* code, std::int64_t count, float scale, float* sum) {
+  kernels::level_codes().add_bytes(code, count, scale, sum);
+}
+void add_bytes(const std::int8_t* code, std::int64_t count, double scale, double* sum) {
+  for (std::int64_t i = 0; i < count; ++i) sum[i] += scale * static_cast<double>(code[i]);
+}
+
+void encode_halves(float* values, std::int64_t count, std::uint16_t* code) {
+  kernels::level_codes().encode_halves(values, count, code);
+}
+void encode_halves(double* values, std::int64_t count, std::uint16_t* code) {
+  for (std::int64_t i = 0; i < count; ++i) {
+    auto value = static_cast<float>(values[i]);
+    kernels::level_codes().encode_halves(&value, 1, code + i);
+    values[i] = static_cast<double>(value);
+  }
+}
+void add_halves(const std::uint16_t* code, std::int64_t count, float* sum) {
+  kernels::level_codes().add_halves(code, count, sum);
+}
+void add_halves(const std::uint16_t* code, std::int64_t count, double* sum) {
+  for (std::int64_t i = 0; i < count; ++i) {
+    float value = 0;
+    kernels::level_codes().add_halves(code + i, 1, &value);
+    sum[i] += static_cast<double>(value);
+  }
+}
+
+}  // namespace
+
 template <typename T>
 void encode_delta(T* values, std::int64_t count, spec::DeltaDtype type, Message& message) {
   const bool is_half = type == spec::DeltaDtype::kFp16;
@@ -23,47 +83,37 @@ void encode_delta(T* values, std::int64_t count, spec::DeltaDtype type, Message&
   message.resize(begin +
                  static_cast<std::size_t>(is_half ? 2 * count : count + blocks * static_cast<std::int64_t>(sizeof(T))));
   std::uint8_t* out = message.data() + begin;
-  if (is_half) {
-    for (std::int64_t i = 0; i < count; ++i) {
-      const c10::Half half(static_cast<float>(values[i]));
-      std::memcpy(out + 2 * i, &half, 2);
-      values[i] = static_cast<T>(static_cast<float>(half));
-    }
-    return;
-  }
   for (std::int64_t at = 0; at < count; at += kDeltaBlock) {
     const std::int64_t size = std::min(kDeltaBlock, count - at);
-    T largest = 0;
-    for (std::int64_t i = 0; i < size; ++i) largest = std::max(largest, std::abs(values[at + i]));
-    const T scale = largest / T(127);
+    if (is_half) {  // a message has bytes before it: its halves may lie anywhere
+      std::uint16_t halves[kDeltaBlock];
+      encode_halves(values + at, size, halves);
+      std::memcpy(out, halves, static_cast<std::size_t>(2 * size));
+      out += 2 * size;
+      continue;
+    }
+    const T scale = level_step(values + at, size);
     std::memcpy(out, &scale, sizeof(T));
     out += sizeof(T);
-    for (std::int64_t i = 0; i < size; ++i) {
-      const double steps = scale > 0 ? std::nearbyint(static_cast<double>(values[at + i] / scale)) : 0;
-      const auto level = static_cast<std::int8_t>(std::clamp(steps, -127.0, 127.0));
-      std::memcpy(out++, &level, 1);
-      values[at + i] = scale * static_cast<T>(level);
-    }
+    encode_bytes(values + at, size, scale, reinterpret_cast<std::int8_t*>(out));
+    out += size;
   }
 }
 
 template <typename T>
 void add_delta(MessageReader& code, std::int64_t count, spec::DeltaDtype type, T* sum) {
-  if (type == spec::DeltaDtype::kFp16) {
-    const std::uint8_t* in = code.take_bytes(static_cast<std::size_t>(2 * count));
-    for (std::int64_t i = 0; i < count; ++i) {
-      c10::Half half;
-      std::memcpy(&half, in + 2 * i, 2);
-      sum[i] += static_cast<T>(static_cast<float>(half));
-    }
-    return;
-  }
   for (std::int64_t at = 0; at < count; at += kDeltaBlock) {
     const std::int64_t size = std::min(kDeltaBlock, count - at);
+    if (type == spec::DeltaDtype::kFp16) {
+      std::uint16_t halves[kDeltaBlock];
+      std::memcpy(halves, code.take_bytes(static_cast<std::size_t>(2 * size)), static_cast<std::size_t>(2 * size));
+      add_halves(halves, size, sum + at);
+      continue;
+    }
     T scale;
     code.take(&scale, 1);
-    const std::uint8_t* in = code.take_bytes(static_cast<std::size_t>(size));
-    for (std::int64_t i = 0; i < size; ++i) sum[at + i] += scale * static_cast<T>(static_cast<std::int8_t>(in[i]));
+    add_bytes(reinterpret_cast<const std::int8_t*>(code.take_bytes(static_cast<std::size_t>(size))), size, scale,
+              sum + at);
   }
 }
 

@@ -2,8 +2,9 @@
 // pseudo-gradients on their way.
 //
 // Each copy owns a part: all send theirs of it rounded, the owner adds up in full and sends the mean rounded. What
-// either rounding left out is in the residual of the copy that rounded. int8 has a scale for every 512 elements.
-// Depends on: exchange.
+// either rounding left out is in the residual of the copy that rounded. int8 has a scale for every 512 elements, which
+// is NaN where one of them is not finite.
+// Depends on: exchange, kernels.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -58,12 +58,14 @@ class OnebitAdam final : public CompressedReducer {
  protected:
   bool is_dense(std::int64_t) const override { return frozen_at_ == 0; }
   std::string method() const override {
+    return "momentum + residual -> signs and a scale -> all-to-all, mean, + residual -> signs and a scale, all-gather";
+  }
+  std::string ending() const override {
     const std::string when =
-        config().freeze_after ? fmt::format("after step {}", *config().freeze_after) : std::string("once it is stable");
+        config().freeze_after ? fmt::format("step {}", *config().freeze_after) : std::string("the variance is stable");
     return fmt::format(
-        "Adam, and its variance frozen {} -> momentum + residual -> signs and a scale -> all-to-all, mean, + residual "
-        "-> "
-        "signs and a scale, all-gather -> momentum (not clipped again)",
+        "Adam by that momentum, its variance frozen and nothing clipped; until {} dense sum -> global norm, clip -> "
+        "optimizer",
         when);
   }
   double term_bytes(const Term& term) const override { return ScaledSigns::bytes_of(term, term.copies); }

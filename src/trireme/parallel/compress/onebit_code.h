@@ -2,8 +2,9 @@
 //
 // Two codes. Rows (Seide et al. 2014): of every row two values, the means of its entries >= 0 and of those < 0. Scale
 // (1-bit Adam): one value for the whole, |x|_2 / sqrt(n), with sign(0) = +1. Each encoder reads the gradient and the
-// residual and writes the new residual in the same go: 12 bytes an element in fp32.
-// Depends on: exchange.
+// residual and writes the new residual in the same go: 12 bytes an element in fp32. Bit i of byte i / 8 is set where
+// element i is >= 0 (and for NaN it is not).
+// Depends on: exchange, kernels.
 #pragma once
 
 #include <cstdint>
@@ -12,10 +13,6 @@
 #include "trireme/parallel/compress/exchange.h"
 
 namespace trireme::parallel {
-
-/// Bit i of byte i / 8 is set where values[i] >= 0 (and for NaN it is not).
-template <typename T>
-void pack_signs(const T* values, std::int64_t count, std::uint8_t* bits);
 
 constexpr std::int64_t sign_bytes(std::int64_t count) { return (count + 7) / 8; }
 /// Of a code of rows: two values and the signs of each.

@@ -2,15 +2,18 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/linalg_vector_norm.h>
+#include <ATen/ops/mm.h>
 #include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/where.h>
+#include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
 
 #include "trireme/base/random.h"
+#include "trireme/kernels/few_rows_gemm.h"
 #include "trireme/parallel/compress/gpu_codes.h"
 #include "trireme/parallel/compress/term_types.h"
 
@@ -72,6 +75,20 @@ double add_and_square(T* to, const T* other, std::int64_t count) {
 #pragma GCC pop_options
 
 }  // namespace
+
+void multiply_factor(at::Tensor& out, const at::Tensor& matrix, const at::Tensor& factor, bool transposed) {
+  // Libraries take a transposed matrix of floats times two to eight columns ten times as long as reading it.
+  if (transposed && factor.size(1) > 1) {
+    const at::Tensor rows = factor.t().contiguous();
+    if (kernels::fits_few_rows_gemm(rows, matrix)) {
+      at::Tensor sum = at::zeros({factor.size(1), matrix.size(1)}, out.options());
+      kernels::add_few_rows_gemm(sum, rows, matrix);
+      out.copy_(sum.t());
+      return;
+    }
+  }
+  at::mm_out(out, transposed ? matrix.t() : matrix, factor);
+}
 
 at::Tensor add_squared(at::Tensor& to, const at::Tensor& other) {
   if (to.is_cuda()) {

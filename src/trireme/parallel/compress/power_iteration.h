@@ -1,6 +1,6 @@
 // parallel/compress/power_iteration.h -- the small linear algebra of PowerSGD.
 //
-// Depends on: base.
+// Depends on: base, kernels.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -18,6 +18,10 @@ namespace trireme::parallel {
 void orthogonalise(at::Tensor& columns);
 /// The same of many; on a GPU, in one go.
 void orthogonalise(std::span<at::Tensor> matrices);
+
+/// out = matrix x factor, or matrix^T x factor, in one read of the matrix: [rows, columns] contiguous, factors of few
+/// columns, `out` contiguous.
+void multiply_factor(at::Tensor& out, const at::Tensor& matrix, const at::Tensor& factor, bool transposed);
 
 /// to += other; the sum of squares of what `to` then has, a double where it lies. On a CPU in one pass.
 at::Tensor add_squared(at::Tensor& to, const at::Tensor& other);

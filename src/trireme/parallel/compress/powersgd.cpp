@@ -175,7 +175,7 @@ class PowerSgd final : public CompressedReducer {
       round.lefts[i] = first.take(terms[i].rows, rank_of(terms[i]));
       const at::Tensor start =
           config().warm_start ? right_[terms[i].number] : factor_to_start(terms[i], terms[i].columns);
-      at::mm_out(round.lefts[i], matrix(terms[i], terms[i].data), start);
+      multiply_factor(round.lefts[i], matrix(terms[i], terms[i].data), start, /*transposed=*/false);
     }
     add_dense(terms, first);
     round.first = first.all();
@@ -190,7 +190,7 @@ class PowerSgd final : public CompressedReducer {
     for (std::size_t i = 0; i < terms.size(); ++i) {
       if (rank_of(terms[i]) == 0) continue;
       round.rights[i] = second.take(terms[i].columns, rank_of(terms[i]));
-      at::mm_out(round.rights[i], matrix(terms[i], terms[i].data).t(), round.lefts[i]);
+      multiply_factor(round.rights[i], matrix(terms[i], terms[i].data), round.lefts[i], /*transposed=*/true);
       leave(round, i, /*left_is_basis=*/true);
     }
     round.second = second.all();
@@ -223,7 +223,7 @@ class PowerSgd final : public CompressedReducer {
       if (rank_of(terms[i]) == 0) continue;
       const at::Tensor m = matrix(terms[i], terms[i].data);
       sent[i] = buffer.take(sends_left() ? terms[i].rows : terms[i].columns, rank_of(terms[i]));
-      at::mm_out(sent[i], sends_left() ? m : m.t(), fixed[i]);
+      multiply_factor(sent[i], m, fixed[i], /*transposed=*/!sends_left());
       leave(round, i, /*left_is_basis=*/!sends_left());
     }
     add_dense(terms, buffer);

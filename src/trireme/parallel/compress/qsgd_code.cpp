@@ -3,11 +3,13 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
-#include <limits>
+#include <type_traits>
 
 #include "trireme/base/error.h"
+#include "trireme/kernels/gradient_codes.h"
 
-// Loops over elements: this room is compiled without vectors otherwise.
+// Of floats and four bits, which is what trains, the loops are in kernels, once for each instruction set. This room is
+// compiled at -O1 otherwise.
 #pragma GCC push_options
 #pragma GCC optimize("O3")
 
@@ -64,77 +66,64 @@ int omega_bits(std::uint64_t number) {
   return bits;
 }
 
-namespace {
-
-double unit_draw(std::uint32_t low, std::uint32_t high) {
-  return static_cast<double>(high) * 0x1p-32 + static_cast<double>(low >> 11) * 0x1p-53;
-}
-PhiloxCounter draw_block(const PhiloxCounter& words, std::uint64_t number) {
-  return philox({static_cast<std::uint32_t>(number), static_cast<std::uint32_t>(number >> 32), words[2], words[3]},
-                {words[0], words[1]});
-}
-
-}  // namespace
-
 double QsgdDraws::operator()(std::uint64_t index) const {
-  const PhiloxCounter block = draw_block(words_, index / 2);
-  return index % 2 == 0 ? unit_draw(block[0], block[1]) : unit_draw(block[2], block[3]);
+  const std::uint64_t number = index / 2;
+  const PhiloxCounter block =
+      philox({static_cast<std::uint32_t>(number), static_cast<std::uint32_t>(number >> 32), words_[2], words_[3]},
+             {words_[0], words_[1]});
+  const std::size_t half = 2 * (index % 2);
+  return static_cast<double>(block[half + 1]) * 0x1p-32 + static_cast<double>(block[half] >> 11) * 0x1p-53;
 }
 
 void QsgdDraws::fill(std::uint64_t begin, std::span<double> out) const {
+  const std::uint32_t words[4] = {words_[0], words_[1], words_[2], words_[3]};
+  const auto block = kernels::level_codes().draws;
+  double pair[2];
   std::size_t i = 0;
-  if (begin % 2 == 1 && !out.empty()) out[i++] = (*this)(begin);
-  // Blocks first, one in each lane of a vector, then what they say.
-  constexpr std::size_t kBlocks = 32;
-  for (; i + 2 * kBlocks <= out.size(); i += 2 * kBlocks) {
-    std::uint32_t words[4][kBlocks];
-    for (std::size_t n = 0; n < kBlocks; ++n) {
-      const PhiloxCounter block = draw_block(words_, (begin + i) / 2 + n);
-      for (std::size_t word = 0; word < 4; ++word) words[word][n] = block[word];
-    }
-    for (std::size_t n = 0; n < kBlocks; ++n) {
-      out[i + 2 * n] = unit_draw(words[0][n], words[1][n]);
-      out[i + 2 * n + 1] = unit_draw(words[2][n], words[3][n]);
-    }
+  if (begin % 2 == 1 && !out.empty()) {
+    block(words, begin / 2, 1, pair);
+    out[i++] = pair[1];
   }
-  for (; i + 2 <= out.size(); i += 2) {
-    const PhiloxCounter block = draw_block(words_, (begin + i) / 2);
-    out[i] = unit_draw(block[0], block[1]);
-    out[i + 1] = unit_draw(block[2], block[3]);
+  const std::size_t blocks = (out.size() - i) / 2;
+  block(words, (begin + i) / 2, static_cast<std::int64_t>(blocks), out.data() + i);
+  i += 2 * blocks;
+  if (i < out.size()) {
+    block(words, (begin + i) / 2, 1, pair);
+    out[i] = pair[0];
   }
-  if (i < out.size()) out[i] = (*this)(begin + i);
 }
 
 int fixed_bits(int levels) { return std::bit_width(2U * static_cast<unsigned>(levels)); }
 
 namespace {
 
-/// In several lanes; NaN where there is one.
-template <typename T>
-double largest_size(const T* values, std::int64_t count) {
-  constexpr std::int64_t kLanes = 16;
-  T lanes[kLanes] = {};
-  std::int32_t numbers[kLanes];  // -1: no NaN so far
-  for (std::int32_t& lane : numbers) lane = -1;
-  std::int64_t i = 0;
-  for (; i + kLanes <= count; i += kLanes) {
-    for (std::int64_t lane = 0; lane < kLanes; ++lane) {
-      const T size = std::abs(values[i + lane]);
-      lanes[lane] = size > lanes[lane] ? size : lanes[lane];
-      numbers[lane] &= size == size ? -1 : 0;
-    }
+/// NaN where there is one.
+double largest_size(const float* values, std::int64_t count) {
+  return static_cast<double>(std::bit_cast<float>(kernels::level_codes().largest(values, count)));
+}
+double largest_size(const double* values, std::int64_t count) {
+  double largest = 0;
+  for (std::int64_t i = 0; i < count; ++i) {
+    const double size = std::abs(values[i]);
+    if (!(size <= largest)) largest = size;
+    if (std::isnan(size)) break;
   }
-  for (; i < count; ++i) {
-    const T size = std::abs(values[i]);
-    lanes[0] = size > lanes[0] ? size : lanes[0];
-    numbers[0] &= size == size ? -1 : 0;
+  return largest;
+}
+
+void round_to_levels(const float* values, const double* uniform, std::int64_t count, double scale, std::int32_t most,
+                     std::int32_t* levels) {
+  kernels::level_codes().quantise(values, uniform, count, scale, most, levels);
+}
+void round_to_levels(const double* values, const double* uniform, std::int64_t count, double scale, std::int32_t most,
+                     std::int32_t* levels) {
+  for (std::int64_t i = 0; i < count; ++i) {
+    const double a = std::abs(values[i]) * scale;
+    const auto whole = static_cast<std::int32_t>(a);  // a is no less than 0: its floor
+    const std::int32_t up = uniform[i] < a - static_cast<double>(whole) ? 1 : 0;
+    const std::int32_t level = std::min(whole + up, most);  // the norm may have been rounded down
+    levels[i] = values[i] < 0 ? -level : level;
   }
-  T largest = 0;
-  for (std::int64_t lane = 0; lane < kLanes; ++lane) {
-    if (numbers[lane] == 0) return std::numeric_limits<double>::quiet_NaN();
-    largest = std::max(largest, lanes[lane]);
-  }
-  return static_cast<double>(largest);
 }
 
 }  // namespace
@@ -156,16 +145,8 @@ void quantise(const T* values, const double* uniform, std::int64_t count, const 
   out.norm = static_cast<T>(norm);
   if (!(out.norm > 0) || !std::isfinite(out.norm)) return;
   // By the norm that is sent: what is decoded is then right in the mean, whatever rounding did to it.
-  const double scale = config.levels / static_cast<double>(out.norm);
-  std::int32_t* levels = out.levels.data();
-  const std::int32_t most = config.levels;
-  for (std::int64_t i = 0; i < count; ++i) {
-    const double a = std::abs(static_cast<double>(values[i])) * scale;
-    const auto whole = static_cast<std::int32_t>(a);  // a is no less than 0: its floor
-    const std::int32_t up = uniform[i] < a - static_cast<double>(whole) ? 1 : 0;
-    const std::int32_t level = std::min(whole + up, most);  // the norm may have been rounded down
-    levels[i] = values[i] < 0 ? -level : level;
-  }
+  round_to_levels(values, uniform, count, config.levels / static_cast<double>(out.norm), config.levels,
+                  out.levels.data());
 }
 
 namespace {
@@ -226,23 +207,20 @@ void take_levels(BitReader& bits, std::int64_t count, std::vector<std::int32_t>&
 
 /// Levels of four bits, two in a byte: the same bits as BitWriter's.
 void put_nibbles(const std::vector<std::int32_t>& levels, int most, Message& message) {
-  const std::size_t at = message.size(), pairs = levels.size() / 2;
+  const std::size_t at = message.size();
   message.resize(at + (levels.size() + 1) / 2);
-  std::uint8_t* out = message.data() + at;
-  for (std::size_t i = 0; i < pairs; ++i)
-    out[i] = static_cast<std::uint8_t>((levels[2 * i] + most) | (levels[2 * i + 1] + most) << 4);
-  if (levels.size() % 2 == 1) out[pairs] = static_cast<std::uint8_t>(levels.back() + most);
+  kernels::level_codes().put_nibbles(levels.data(), static_cast<std::int64_t>(levels.size()), most,
+                                     message.data() + at);
 }
 template <typename T>
 void add_nibbles(const std::uint8_t* codes, std::int64_t count, double unit, int most, T* sum) {
   T said[16];
   for (int code = 0; code < 16; ++code) said[code] = static_cast<T>(unit * (code - most));
-  for (std::int64_t i = 0; i + 1 < count; i += 2) {
-    const std::uint8_t pair = codes[i / 2];
-    sum[i] += said[pair & 15];
-    sum[i + 1] += said[pair >> 4];
+  if constexpr (std::is_same_v<T, float>) {
+    kernels::level_codes().add_nibbles(codes, count, said, sum);
+  } else {
+    for (std::int64_t i = 0; i < count; ++i) sum[i] += said[i % 2 == 0 ? codes[i / 2] & 15 : codes[i / 2] >> 4];
   }
-  if (count % 2 == 1) sum[count - 1] += said[codes[count / 2] & 15];
 }
 
 }  // namespace

@@ -4,7 +4,7 @@
 // An element v of a bucket with norm |v| becomes |v| sign(v) l / s with l = floor(a) or floor(a) + 1, a = |v_i| s /
 // |v|, the larger one with probability a - floor(a): right in the mean. Fixed: ceil(log2(2 s + 1)) bits an element.
 // Elias: omega codes, of each bucket whichever is shorter of gaps between non-zeros with their levels, or all levels.
-// Depends on: base, exchange.
+// Depends on: base, exchange, kernels.
 #pragma once
 
 #include <cstdint>

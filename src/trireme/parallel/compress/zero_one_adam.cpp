@@ -76,10 +76,15 @@ class ZeroOneAdam final : public CompressedReducer {
   bool is_dense(std::int64_t step) const override { return step < config().start || step >= clock_.next_update; }
   std::string method() const override {
     return fmt::format(
-        "Adam at variance steps (interval doubles after {} of them), else local steps -> sum of steps + residual -> "
-        "signs "
-        "and a scale -> all-to-all, mean, + residual -> signs and a scale, all-gather (every 1 to {} steps)",
-        config().variance_scale, config().max_local_steps);
+        "a copy's norm, clip -> a copy's step of Adam, its variance as it is -> every 1 to {} steps sum of steps + "
+        "residual -> signs and a scale -> all-to-all, mean, + residual -> signs and a scale, all-gather",
+        config().max_local_steps);
+  }
+  std::string ending() const override {
+    return fmt::format(
+        "weights; at variance steps (their interval doubles after {} of them) dense sum -> global norm, clip -> "
+        "optimizer",
+        config().variance_scale);
   }
   double term_bytes(const Term& term) const override { return ScaledSigns::bytes_of(term, term.copies); }
   Stages stages(ExchangeLanes&, std::span<Term>) override { throw InternalError("0/1 Adam exchanges no gradients"); }

@@ -77,7 +77,7 @@ class RunWriter {
   void introduce(std::int64_t last, const std::string& family, std::int64_t parameters);
 
   Parts parts_;
-  double predicted_gain_s_ = 0;  // by compression, so far
+  double predicted_gain_s_ = 0, measured_gain_s_ = 0;  // by compression, so far
   std::unique_ptr<observe::RunLog> log_;
   std::unique_ptr<observe::RankLog> rank_log_;
   std::unique_ptr<Progress> progress_;
