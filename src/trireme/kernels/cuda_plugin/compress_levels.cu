@@ -157,25 +157,15 @@ __device__ __forceinline__ void round_block(T (&x)[kPerLane], std::int64_t block
     }
     return;
   }
-  // Of a block that is not finite no number is: its scale is NaN.
-  T scale;
-  if constexpr (sizeof(T) == 4) {  // of numbers >= 0 the order is that of their bits, and a NaN is above infinity
-    unsigned largest = 0;
+  T largest = 0;
 #pragma unroll
-    for (int k = 0; k < kPerLane; ++k) largest = max(largest, __float_as_uint(sizeless_abs(x[k])));
-    largest = __reduce_max_sync(0xffffffffu, largest);
-    scale = __uint_as_float(largest >= 0x7f800000u ? 0x7fc00000u : largest) / T(127);
+  for (int k = 0; k < kPerLane; ++k) largest = max(largest, sizeless_abs(x[k]));
+  if constexpr (sizeof(T) == 4) {  // of numbers >= 0 the order is that of their bits
+    largest = __uint_as_float(__reduce_max_sync(0xffffffffu, __float_as_uint(largest)));
   } else {
-    T largest = 0;
-    bool finite = true;
-#pragma unroll
-    for (int k = 0; k < kPerLane; ++k) {
-      largest = max(largest, sizeless_abs(x[k]));
-      finite = finite && isfinite(x[k]);
-    }
     largest = warp_max(largest);
-    scale = __all_sync(0xffffffffu, finite) ? largest / T(127) : nan("");
   }
+  const T scale = largest / T(127);
   if (threadIdx.x % 32 == 0) reinterpret_cast<T*>(code)[block] = scale;
   auto* out = reinterpret_cast<std::int8_t*>(code + levels_at) + block * kCudaDeltaBlock;
 #pragma unroll
