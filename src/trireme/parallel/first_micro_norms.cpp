@@ -185,13 +185,18 @@ void FirstMicroNorms::added(const nn::Param& param, bool first) {
   measure(part, sum);
 }
 
-/// In one order on all holders of a tied parameter.
+/// Sums over holders go by name: stages list the parameters that they share, such as T5's embedding and relative
+/// biases, each in the order of its own layers.
 void FirstMicroNorms::sum_tied() {
+  std::map<std::string_view, Part*> tied;
   for (auto& [param, part] : parts_) {
-    if (part.tied != nullptr) {
-      if (!part.sum.defined()) part.sum = at::zeros({part.elements}, options_.buffers);  // without rows
-      part.tied->all_reduce(device::to_buffer(part.sum), comm::Reduce::kSum).wait();
-    }
+    if (part.tied != nullptr) tied[param->name] = &part;
+  }
+  for (auto& [name, part] : tied) {
+    if (!part->sum.defined()) part->sum = at::zeros({part->elements}, options_.buffers);  // without rows
+    part->tied->all_reduce(device::to_buffer(part->sum), comm::Reduce::kSum).wait();
+  }
+  for (auto& [param, part] : parts_) {
     if (part.in_passes) {
       if (!part.sum.defined()) part.sum = at::zeros({part.elements}, options_.buffers);
       part.sum = over_rows(part.sum, part.experts);
