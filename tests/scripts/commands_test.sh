@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # commands_test.sh REPOSITORY PROGRAM: every command that README.md, docs/*.md and the command column of docs/systems.md
-# print is run, so that a stale one fails. Long ones are run short (two steps), those for GPUs are checked and not run.
+# print is run, so that a stale one fails. Long ones are run short (two steps), those for GPUs are checked and not run. Of
+# commands in the middle of a sentence, which often leave out what they are given, words and flags must be the program's.
 set -euo pipefail
 repository=$1 program=$2
 work=$(mktemp -d)
@@ -23,6 +24,34 @@ commands() {
                sub(/[ \t]+#.*/, "", line); if (line !~ /^#|^[ \t]*$/) print page "|" line; line = "" }' "$page"
   done
   grep -oE '`(mpirun[^`]* )?trireme [^`]*`' docs/systems.md | tr -d '`' | sed 's/^/docs\/systems.md|/'
+}
+
+# "PAGE:LINE|COMMAND" of commands within sentences, without what stands before the program's name.
+mentions() {
+  grep -noE '`[^`]*`' README.md docs/*.md | grep -vE '^docs/(commands|recipe|combinations|systems)\.md:' |
+    sed -nE 's/^([^:]*:[0-9]+):`((mpirun|torchrun|srun) [^`]* |build\/release\/)?trireme ([a-z][^`]*)`$/\1|\4/p'
+}
+
+# What is wrong with the words and flags of "plan roofline --tp 4"; nothing: nothing.
+faults_of() {
+  local -a words
+  read -ra words <<<"$1"
+  local path=${words[0]} help flag
+  help=$(trireme "$path" --help 2>&1 || true)
+  grep -q "^Usage: trireme $path\b" <<<"$help" || { echo "there is no command $path"; return; }
+  while grep -qE "^Usage: .*SUBCOMMAND" <<<"$help" && [ "${#words[@]}" -gt 1 ] && [[ ${words[1]} =~ ^[a-z][a-z-]*$ ]]; do
+    words=("${words[@]:1}")
+    if grep -qE "^  ${words[0]}( |$)" <<<"$help"; then
+      path+=" ${words[0]}"
+      help=$(trireme $path --help 2>&1)
+    elif grep -qE "^Usage: .* SUBCOMMAND" <<<"$help"; then
+      echo "trireme $path has no ${words[0]}"
+      return
+    fi
+  done
+  for flag in $(grep -oE '(^| )--[a-z][a-z-]*' <<<"$1" || true); do
+    grep -qE -- "(^|[ ,])$flag\b" <<<"$help" || echo "trireme $path has no $flag"
+  done
 }
 
 # What the pages take for granted: recipes, runs, a model in Hugging Face's format, texts, a cluster, a schedule.
@@ -119,5 +148,13 @@ for entry in "${all[@]}"; do
     tail -n 5 said | sed 's/^/    /'
   fi
 done
-echo "$ran of ${#all[@]} commands were run, $bad failed"
+cd "$repository"
+looked=0
+while IFS='|' read -r place command; do
+  looked=$((looked + 1))
+  faults=$(faults_of "$command")
+  [ -z "$faults" ] || { bad=$((bad + 1)); printf '%s mentions `trireme %s`: %s\n' "$place" "$command" "$faults"; }
+done < <(mentions)
+[ "$looked" -gt 80 ] || { echo "only $looked mentions of commands were found"; exit 1; }
+echo "$ran of ${#all[@]} commands were run, $looked more looked at, $bad failed"
 exit $((bad > 0))

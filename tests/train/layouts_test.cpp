@@ -2,6 +2,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <mutex>
+
 #include "tests/train/support.h"
 #include "trireme/plan/layout_matrix.h"
 #include "trireme/plan/run_setup.h"
@@ -354,6 +357,80 @@ TEST(Layouts, KeepAndSendWhatTheFormulasSay) {
                            "cp=4 cp_kind=ring", "pp=2 zero=1", "pp=2 tp=2 sp"}) {
     exact(text, Precision::kBf16, 4, {.recompute_norms = true});
     exact(text, Precision::kBf16, 4, {.save_mlp_activations = true});
+  }
+}
+
+/// Where a rank's bytes on their way are not what the formulas say.
+std::vector<std::string> unaccounted(spec::Recipe recipe, const std::string& text, int ranks) {
+  const plan::LayoutCase layout = plan::parse_layout(text);
+  recipe.layout = layout.layout;
+  recipe.pipeline = layout.pipeline;
+  std::vector<std::string> wrong;
+  std::mutex mutex;
+  with_trainers(recipe, ranks, [&](Trainer& trainer, comm::Rank& rank) {
+    const Explanation explanation = explain(trainer);
+    const std::lock_guard lock(mutex);
+    if (explanation.traffic.empty()) wrong.push_back(text + ": nothing was sent");
+    for (const Explanation::Line& line : explanation.traffic) {
+      if (std::abs(line.measured - line.formula) > 1)
+        wrong.push_back(fmt::format("{}: rank {}, {}: {} bytes sent, {} by the formulas", text, rank.rank(), line.name,
+                                    line.measured, line.formula));
+    }
+  });
+  return wrong;
+}
+
+/// Two streams of tokens, of which one may be longer, and what a decoder asks of the other.
+TEST(Layouts, SendWhatTheFormulasSayOfAnEncoderAndADecoder) {
+  for (const Family family : {Family::kTransformer, Family::kT5}) {
+    for (const std::int64_t source : {16, 32}) {
+      spec::Recipe recipe = even_recipe(family, Precision::kBf16);
+      recipe.model.num_encoder_layers = 2;
+      recipe.data.source_seq_len = source;
+      recipe.train.micro_batch_size = 2;
+      for (const char* text : {"zero=1", "zero=3", "tp=4", "tp=4 sp", "tp=2 sp sp_save_gathered zero=2",
+                               "cp=4 cp_kind=ring", "cp=4 cp_kind=ulysses", "cp=4 cp_kind=gather",
+                               "cp=4 cp_kind=ring cp_ulysses=2", "cp=2 cp_kind=gather tp=2 sp", "pp=4", "pp=2 tp=2",
+                               "pp=2 tp=2 sp schedule=zb-h1", "pp=2 zero=1 schedule=chimera"}) {
+        EXPECT_THAT(unaccounted(recipe, text, 4), testing::IsEmpty()) << static_cast<int>(family);
+      }
+      recipe.train.recompute = spec::RecomputeKind::kFull;
+      for (const char* text : {"tp=4 sp", "cp=4 cp_kind=gather", "pp=2 tp=2"})
+        EXPECT_THAT(unaccounted(recipe, text, 4), testing::IsEmpty()) << static_cast<int>(family) << ", recomputed";
+    }
+  }
+}
+
+/// A chunk that two ranks of a pipeline hold, and a table that several stages compute with.
+TEST(Layouts, SendWhatTheFormulasSayOfParametersThatStagesShare) {
+  spec::Recipe recipe = even_recipe(Family::kLlama, Precision::kBf16);
+  for (const bool tied : {false, true}) {
+    recipe.model.tied = tied;
+    for (const char* text :
+         {"pp=2 schedule=chimera", "pp=2 zero=2 schedule=chimera", "pp=2 tp=2 schedule=dualpipe", "pp=4", "pp=2 zero=1",
+          "pp=2 zero=3 schedule=zb-v", "pp=2 schedule=pipedream-2bw", "pp=2 zero=1 schedule=pipedream"}) {
+      EXPECT_THAT(unaccounted(recipe, text, 4), testing::IsEmpty()) << (tied ? "tied" : "");
+    }
+  }
+  recipe = even_recipe(Family::kDeepseekV3, Precision::kBf16);
+  recipe.model.mtp_depth = 1;  // a second term of the loss
+  EXPECT_THAT(unaccounted(recipe, "pp=2 tp=2", 4), testing::IsEmpty());
+}
+
+/// Every token visits every expert, so that routing is balanced: rows to experts and back, gradients of experts over
+/// the ranks that have the same ones, loads and logits.
+TEST(Layouts, SendWhatTheFormulasSayOfExperts) {
+  spec::Recipe recipe = even_recipe(Family::kMistral, Precision::kBf16);
+  recipe.train.micro_batch_size = 2;
+  recipe.model.experts = {.num_experts = 4, .top_k = 4, .ffn_size = 16, .every = 2};
+  for (const std::int64_t shared : {0, 1}) {
+    recipe.model.experts.num_shared_experts = shared;
+    for (const char* text :
+         {"zero=0", "ep=2", "ep=4", "ep=2 zero=1", "ep=2 zero=3", "ep=4 zero=2", "ep=2 zero=2 zero_group=2", "tp=2",
+          "tp=2 ep=2", "tp=2 sp ep=2 zero=1", "tp=4 sp", "cp=2 cp_kind=ring ep=2", "cp=4 cp_kind=ulysses ep=2 zero=1",
+          "cp=2 cp_kind=gather ep=4", "pp=2 ep=2", "pp=2 ep=2 zero=2 schedule=zb-h1", "pp=2 tp=2 sp"}) {
+      EXPECT_THAT(unaccounted(recipe, text, 4), testing::IsEmpty()) << shared << " shared experts";
+    }
   }
 }
 

@@ -29,6 +29,13 @@ at::Tensor square_of(const at::Tensor& tensor) {
 
 bool is_expert(const nn::Param& param) { return param.name.find(".experts.") != std::string::npos; }
 
+/// How often may differ between the ranks that share rows (passes of experts, blocks of keys that a rank sees of T5's
+/// biases): such sums go over these ranks once, at the end of the step.
+bool adds_several_times(const nn::Param& param, const auto& part, bool in_parts) {
+  return part.tied != nullptr || param.uses > 1 || in_parts || part.in_passes ||
+         param.name.ends_with("relative_bias.weight");
+}
+
 }  // namespace
 
 FirstMicroNorms::FirstMicroNorms(nn::Params& params, const BucketPlan& plan, MeshGroups& groups,
@@ -142,15 +149,13 @@ void FirstMicroNorms::after(nn::Param& param) {
   Part& part = parts_[found->second].second;
   part.watched = true;
   if (param.gradient_empty) param.gradient.zero_();  // the layer had nothing to add
-  // Passes of experts may differ between ranks: their sum goes over ranks once.
   const at::Tensor flat = param.gradient.reshape({-1});
-  const at::Tensor here = part.in_passes ? flat : over_rows(flat, part.experts);
-  if (part.tied == nullptr && param.uses == 1 && !options_.parts && !part.in_passes) {
-    measure(part, here);
+  if (!adds_several_times(param, part, options_.parts)) {
+    measure(part, over_rows(flat, part.experts));
   } else if (part.sum.defined()) {
-    part.sum.add_(here);
+    part.sum.add_(flat);
   } else {
-    part.sum = here.to(options_.buffers.dtype().toScalarType(), /*non_blocking=*/false, /*copy=*/true);
+    part.sum = flat.to(options_.buffers.dtype().toScalarType(), /*non_blocking=*/false, /*copy=*/true);
   }
   if (!part.set_aside.defined()) return;
   part.set_aside.add_(param.gradient);
@@ -175,28 +180,33 @@ void FirstMicroNorms::added(const nn::Param& param, bool first) {
                     param.name),
         "set pipeline.schedule = \"1f1b\", or train.noise_scale = false");
   }
-  const at::Tensor sum = over_rows(param.gradient.reshape({-1}), part.experts);
+  const at::Tensor flat = param.gradient.reshape({-1});
   if (part.tied != nullptr) {
-    part.sum = sum.to(options_.buffers.dtype().toScalarType(), /*non_blocking=*/false, /*copy=*/true);
+    part.sum = flat.to(options_.buffers.dtype().toScalarType(), /*non_blocking=*/false, /*copy=*/true);
     return;
   }
+  const at::Tensor sum = over_rows(flat, part.experts);
   // A layer that is used twice adds twice: what counts is the sum.
   std::erase_if(measured_, [&](const Measured& one) { return one.trainable == part.trainable; });
   measure(part, sum);
 }
 
-/// In one order on all holders of a tied parameter.
+/// Sums over holders go by name: stages list the parameters that they share, such as T5's embedding and relative
+/// biases, each in the order of its own layers.
 void FirstMicroNorms::sum_tied() {
+  std::map<std::string_view, Part*> tied;
   for (auto& [param, part] : parts_) {
-    if (part.tied != nullptr) {
-      if (!part.sum.defined()) part.sum = at::zeros({part.elements}, options_.buffers);  // without rows
-      part.tied->all_reduce(device::to_buffer(part.sum), comm::Reduce::kSum).wait();
-    }
-    if (part.in_passes) {
-      if (!part.sum.defined()) part.sum = at::zeros({part.elements}, options_.buffers);
-      part.sum = over_rows(part.sum, part.experts);
-    }
-    if (part.sum.defined()) measure(part, part.sum);
+    if (part.tied != nullptr) tied[param->name] = &part;
+  }
+  for (auto& [name, part] : tied) {
+    if (!part->sum.defined()) part->sum = at::zeros({part->elements}, options_.buffers);  // without rows
+    part->tied->all_reduce(device::to_buffer(part->sum), comm::Reduce::kSum).wait();
+  }
+  for (auto& [param, part] : parts_) {
+    const bool measured = waits_for_passes(*param) && part.tied == nullptr;  // by added()
+    if (!options_.overlaps || measured || !adds_several_times(*param, part, options_.parts)) continue;
+    if (!part.sum.defined()) part.sum = at::zeros({part.elements}, options_.buffers);
+    measure(part, over_rows(part.sum, part.experts));
     part.sum = at::Tensor();
   }
 }

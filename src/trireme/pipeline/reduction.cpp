@@ -137,6 +137,17 @@ std::vector<GradientReduction::Shared> GradientReduction::shared() const {
   return shared;
 }
 
+std::vector<GradientReduction::Sum> GradientReduction::sums() const {
+  std::vector<Sum> sums;
+  for (const Reduced& reduced : reduced_) {
+    if (reduced.copies == nullptr || !reduced.param->trainable || !reduced.param->gradient.defined()) continue;
+    auto sum = std::ranges::find(sums, reduced.copies, &Sum::copies);
+    if (sum == sums.end()) sum = sums.insert(sum, {.copies = reduced.copies, .bytes = 0});
+    sum->bytes += static_cast<double>(reduced.param->gradient.nbytes());
+  }
+  return sums;
+}
+
 double GradientReduction::count_once(std::span<const double> squares) const {
   double sum = 0;
   for (std::size_t i = 0; i < counted_.size(); ++i) sum += counted_[i] ? squares[i] : 0.0;

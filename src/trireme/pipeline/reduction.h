@@ -58,6 +58,12 @@ class GradientReduction {
     bool counted = false;
   };
   std::vector<Shared> shared() const;
+  /// What a step sums over the ranks of the pipeline that hold a parameter: bytes of this rank's gradients.
+  struct Sum {
+    comm::Group* copies = nullptr;
+    double bytes = 0;
+  };
+  std::vector<Sum> sums() const;
   /// Most bytes that sums for later updates took at once.
   std::int64_t delayed_bytes() const { return delayed_bytes_; }
   comm::Group& pipeline() { return pipeline_; }

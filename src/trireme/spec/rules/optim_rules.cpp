@@ -131,7 +131,7 @@ constexpr Rule kOptimRules[] = {
      "accumulation",
      "two batch sizes are compared", Because::kDefinition, RuleNeeds::kRun, noise_two_batches},
     {"layer-drop-alike", "layer dropping with CUDA graphs",
-     "a step computes other layers than the one before, and a graph always the same ones", Because::kDefinition,
+     "a step computes other layers than the one before, and the graph is of all layers together", Because::kNotBuilt,
      RuleNeeds::kLayout, layer_drop_alike},
     {"mup-is-for-adam", "muP with optimizers other than Adam, AdamW, Lion and schedule-free AdamW",
      "learning rates of other updates scale otherwise", Because::kDefinition, RuleNeeds::kLayout, mup_is_for_adam},

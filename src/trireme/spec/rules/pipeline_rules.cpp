@@ -409,14 +409,16 @@ constexpr Rule kPipelineRules[] = {
      "state",
      Because::kDefinition, RuleNeeds::kRun, waves_share_out_nothing},
     {"waves-without-experts", "HetPipe with experts",
-     "loads of experts are summed over all replicas after each step, and virtual workers are at different ones",
-     Because::kDefinition, RuleNeeds::kRun, waves_without_experts},
+     "loads of experts are summed over all replicas after each step, by which biases follow them, and virtual workers "
+     "are at different ones; without biases they need not be",
+     Because::kNotBuilt, RuleNeeds::kRun, waves_without_experts},
     {"waves-are-even", "HetPipe with a batch that gives virtual workers different numbers of minibatches",
      "a wave has as many on each", Because::kDefinition, RuleNeeds::kRun, waves_are_even},
     {"waves-share-no-weights", "HetPipe with tied embeddings, multi-token prediction or an encoder beside the decoder",
-     "a virtual worker computes with its own minibatches' updates at once: of a weight on two stages, each has other "
-     "ones",
-     Because::kDefinition, RuleNeeds::kRun, waves_share_no_weights},
+     "a virtual worker computes with its own minibatches' updates at once, and of a weight on two stages each has "
+     "other "
+     "ones: neither waits for the other's gradient of a minibatch",
+     Because::kNotBuilt, RuleNeeds::kRun, waves_share_no_weights},
     {"waves-loss-scale", "HetPipe with fp16",
      "a virtual worker computes with a minibatch's update before its other stages know whether it overflowed",
      Because::kDefinition, RuleNeeds::kRun, waves_loss_scale},
@@ -427,8 +429,9 @@ constexpr Rule kPipelineRules[] = {
      "a scale follows from what all replicas met in a step, and virtual workers are at different ones",
      Because::kDefinition, RuleNeeds::kRun, together_delayed_scales},
     {"together-health", "several steps between flushes with `health.spike` or `health.non_finite`",
-     "weights are updated before the loss of the step is known", Because::kDefinition, RuleNeeds::kRun,
-     together_health},
+     "asynchronous schedules update weights before the loss of a step is known; updates that are validated after the "
+     "fact are taken back for fp16 that overflowed and for clipping alone",
+     Because::kNotBuilt, RuleNeeds::kRun, together_health},
     {"looks-fall-on-drains", "a `drain_every` that does not divide `eval.every`, `checkpoint.every` and `hash_every`",
      "between flushes weights belong to no single step", Because::kDefinition, RuleNeeds::kRun, looks_fall_on_drains},
     {"split-of-virtual-workers", "several splits in `pipeline.split` but with HetPipe, one for each virtual worker",

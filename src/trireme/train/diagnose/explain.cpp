@@ -2,6 +2,7 @@
 
 #include <c10/core/ScalarType.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <map>
@@ -10,55 +11,136 @@
 #include "trireme/base/units.h"
 #include "trireme/layout/mesh.h"
 #include "trireme/nn/state.h"
+#include "trireme/parallel/parallel_groups.h"
 #include "trireme/plan/from_recipe.h"
 #include "trireme/plan/memory.h"
 
 namespace trireme::train {
 namespace {
 
-/// How often layers run and buckets travel. Two directions of a pipeline have a part of the micro-batches each.
-void count_passes(plan::TrafficTask& task, const Engine::Account& account) {
+/// "dp", "cp%2" of a group that is called "cp%2 0".
+std::string axes_of(const comm::Group& group) { return group.name().substr(0, group.name().find(' ')); }
+
+/// Which of the formulas' groups a group of the mesh is.
+class GroupNames {
+ public:
+  GroupNames(const spec::LayoutConfig& layout, const layout::Mesh& mesh) : layout_(layout), mesh_(mesh) {
+    if (layout.ep == 1) return;
+    layout::AxisNames axes = parallel::expert_axes(mesh, layout.ep);
+    std::ranges::sort(axes);
+    experts_ = fmt::format("{}", fmt::join(axes, "."));
+  }
+
+  std::string of(const comm::Group* group) const { return group == nullptr ? "" : of(axes_of(*group)); }
+  /// Along which rows of experts travel; empty: nowhere.
+  std::string experts() const { return experts_.empty() ? "" : of(experts_); }
+
+ private:
+  std::string of(const std::string& axes) const {
+    if (axes == "tp") return "tp";
+    if (axes.starts_with("tp%")) return "tp copies";
+    if (axes == "pp") return "pp";
+    const bool shards_all = layout_.zero > 0 && !layout_.zero_group;
+    const int copies = mesh_.size("dp") * layout_.cp;
+    if (axes == "dp" && layout_.cp == 1 && copies > 1) return shards_all ? "shard" : "data";
+    if (axes == "cp.dp") return shards_all ? "shard" : "data";
+    if (axes == experts_ && axes != "cp") return layout_.zero_group ? "shard" : "ep";
+    if (axes.starts_with("cp%")) return "cp ulysses";
+    if (axes.starts_with("cp/")) return "cp outer";
+    if (axes.starts_with("dp%")) return "shard";
+    if (axes.find("dp/") != std::string::npos) return layout_.zero_group ? "across" : "expert copies";
+    return axes;
+  }
+
+  const spec::LayoutConfig& layout_;
+  const layout::Mesh& mesh_;
+  std::string experts_;
+};
+
+int size_of(const comm::Group* group) { return group == nullptr ? 1 : group->size(); }
+
+/// Buckets by the ranks that sum them, and how often they travel. Two directions of a pipeline have a part of the
+/// micro-batches each.
+void count_buckets(plan::TrafficTask& task, const Engine::Account& account, const std::map<int, Engine::Passes>& passes,
+                   const GroupNames& names) {
+  const std::vector<parallel::Bucket>& buckets = account.data_parallel->buckets();
+  std::vector<double> uses(buckets.size()), backwards(buckets.size()), fetched(buckets.size());
+  for (const auto& [bucket, key] : account.data_parallel->bucket_uses()) {
+    const Engine::Passes& one = passes.at(key);
+    fetched[bucket] += static_cast<double>(buckets[bucket].elements * one.fetches);
+    uses[bucket] += 1;
+    backwards[bucket] += static_cast<double>(one.weight_backwards);
+  }
+  const auto summed_with = [&](const parallel::Bucket& bucket) -> plan::SummedGradients& {
+    plan::SummedGradients summed{.group = names.of(bucket.group),
+                                 .across = names.of(bucket.rest),
+                                 .everyone = names.of(bucket.everyone),
+                                 .ranks = size_of(bucket.group),
+                                 .others = size_of(bucket.rest)};
+    summed.all = summed.ranks * summed.others;
+    for (plan::SummedGradients& one : task.gradients) {
+      if (one.group == summed.group && one.across == summed.across && one.ranks == summed.ranks &&
+          one.others == summed.others)
+        return one;
+    }
+    return task.gradients.emplace_back(std::move(summed));
+  };
+  for (std::size_t i = 0; i < buckets.size(); ++i) {
+    plan::SummedGradients& summed = summed_with(buckets[i]);
+    summed.fetched += static_cast<std::int64_t>(fetched[i]);
+    if (!buckets[i].trainable) continue;
+    summed.parameters += buckets[i].elements;
+    const auto elements = static_cast<double>(buckets[i].elements);
+    const auto width = static_cast<double>(c10::elementSize(buckets[i].gradient_type));
+    const double reduced = elements * (task.config.layout.reduce == spec::ReduceKind::kBf16 ? 2 : width);
+    summed.kept_bytes += elements * width;
+    summed.reduced_bytes += reduced;
+    if (task.config.layout.find_unused) summed.asked += static_cast<std::int64_t>(buckets[i].members.size());
+    summed.predicted += buckets[i].elements * passes.at(buckets[i].key).predictions;
+    // One that several units add to travels when all of them have.
+    summed.scattered_bytes += reduced * backwards[i] / uses[i];
+  }
+}
+
+/// How often layers run, and by that what travels.
+void count_passes(plan::TrafficTask& task, const Engine::Account& account, const GroupNames& names) {
   std::map<int, Engine::Passes> passes = account.passes;
   if (passes.empty()) {
     const auto micros = static_cast<double>(task.micros);
-    passes[0] = {.layers = account.layers,
-                 .embedding = account.embedding,
-                 .head = account.head,
-                 .forward = micros,
-                 .backward = micros,
-                 .fetches = 2 * task.micros,
-                 .weight_backwards = task.micros};
+    const spec::ModelShape& shape = task.job.shape;
+    Engine::Passes all{.layers = account.layers,
+                       .encoder_layers = shape.num_encoder_layers,
+                       .embedding = account.embedding,
+                       .encoder_embedding = shape.num_encoder_layers > 0,
+                       .head = account.head,
+                       .forward = micros,
+                       .backward = micros,
+                       .fetches = 2 * task.micros,
+                       .weight_backwards = task.micros};
+    for (std::int64_t layer = 0; layer < all.layers; ++layer)
+      all.expert_layers += spec::has_experts(shape, layer) ? 1 : 0;
+    for (std::int64_t layer = 0; layer < all.encoder_layers; ++layer)
+      all.encoder_expert_layers += spec::has_experts(shape, layer) ? 1 : 0;
+    passes[0] = all;
   }
   for (const auto& [chunk, one] : passes) {
     const plan::PassCount count{one.forward, one.again, one.backward};
     task.layer_passes += count * static_cast<double>(one.layers);
+    task.expert_passes += count * static_cast<double>(one.expert_layers);
+    task.encoder_expert_passes += count * static_cast<double>(one.encoder_expert_layers);
+    task.encoder_passes += count * static_cast<double>(one.encoder_layers);
     if (one.embedding) task.embedding_passes += count;
+    if (one.encoder_embedding) task.encoder_embedding_passes += count;
     if (one.head) task.head_passes += count;
   }
-  const std::vector<parallel::Bucket>& buckets = account.data_parallel->buckets();
-  std::vector<double> uses(buckets.size()), backwards(buckets.size());
-  for (const auto& [bucket, key] : account.data_parallel->bucket_uses()) {
-    const Engine::Passes& one = passes.at(key);
-    task.fetched += buckets[bucket].elements * one.fetches;
-    uses[bucket] += 1;
-    backwards[bucket] += static_cast<double>(one.weight_backwards);
-  }
-  for (std::size_t i = 0; i < buckets.size(); ++i) {
-    if (!buckets[i].trainable) continue;
-    task.parameters += buckets[i].elements;
-    const auto elements = static_cast<double>(buckets[i].elements);
-    const auto width = static_cast<double>(c10::elementSize(buckets[i].gradient_type));
-    const double reduced = elements * (task.config.layout.reduce == spec::ReduceKind::kBf16 ? 2 : width);
-    task.gradient_bytes += elements * width;
-    task.reduced_bytes += reduced;
-    task.asked += static_cast<std::int64_t>(buckets[i].members.size());
-    task.predicted += buckets[i].elements * passes.at(buckets[i].key).predictions;
-    // One that several units add to travels when all of them have.
-    task.scattered_bytes += reduced * backwards[i] / uses[i];
-  }
+  count_buckets(task, account, passes, names);
 }
 
-plan::TrafficTask task_of(Trainer& trainer, const Engine::Account& account) {
+plan::StageMessages messages_of(const Engine::Boundaries& all) {
+  return {.hidden = all.hidden, .source = all.source, .ids = all.ids};
+}
+
+plan::TrafficTask task_of(Trainer& trainer, const Engine::Account& account, const GroupNames& names) {
   const spec::Recipe& recipe = trainer.recipe();
   const Share share = trainer.engine().share();
   const StepPlan plan = plan_step(recipe, trainer.position(), share);
@@ -66,20 +148,26 @@ plan::TrafficTask task_of(Trainer& trainer, const Engine::Account& account) {
                          .config = spec::parallel_config(recipe, trainer.mesh().ranks(), 1)};
   task.config.layout.dp = trainer.mesh().size("dp");
   task.job.seq_len = share.length;
+  task.source_seq_len = recipe.data.source_seq_len.value_or(share.length);
   task.config.micro_batch_size =
       plan.microbatches.empty() ? 0 : static_cast<std::int64_t>(plan.microbatches.front().size());
   task.micros = static_cast<std::int64_t>(plan.microbatches.size());
   task.layers = account.layers;
   task.embedding = account.embedding;
   task.head = account.head;
-  count_passes(task, account);
+  count_passes(task, account, names);
+  task.expert_group = names.experts();
+  task.load_group = names.of(trainer.engine().load_ranks());
+  task.load_ranks = size_of(trainer.engine().load_ranks());
   task.copied_over_tp = account.data_parallel->slice_elements(task.config.layout.tp);
   const std::int64_t keys = task.job.shape.num_kv_heads;
   if (keys > 1 && keys < task.config.layout.tp) {
     task.copied_keys = account.data_parallel->slice_elements(task.config.layout.tp / static_cast<int>(keys));
   }
-  task.pipeline_messages = account.pipeline_messages;
-  task.pipeline_receives = account.pipeline_receives;
+  task.sent = messages_of(account.sent);
+  task.received = messages_of(account.received);
+  for (const Engine::CopySum& one : account.copies) task.copied_bytes += one.bytes * (1 - 1.0 / one.group->size());
+  task.loss_terms = account.loss_terms;
   return task;
 }
 
@@ -89,25 +177,6 @@ double sent_by(const comm::Group& group) {
     bytes += static_cast<double>(group.counters(static_cast<comm::Op>(op)).sent_bytes);
   }
   return bytes;
-}
-
-/// "dp", "cp%2" of a group that is called "cp%2 0".
-std::string axes_of(const comm::Group& group) { return group.name().substr(0, group.name().find(' ')); }
-
-/// Which of the formulas' groups a group of the mesh is.
-std::string formula_group(const std::string& axes, const spec::LayoutConfig& layout, const layout::Mesh& mesh) {
-  if (axes == "tp") return "tp";
-  if (axes.starts_with("tp%")) return "tp copies";
-  if (axes == "pp") return "pp";
-  const int copies = mesh.size("dp") * layout.cp;
-  if (axes.starts_with("cp%")) return "cp ulysses";
-  if (axes.starts_with("cp/")) return "cp outer";
-  if (axes == "dp" && layout.cp == 1 && copies > 1) return layout.zero > 0 && !layout.zero_group ? "shard" : "data";
-  if (axes == "cp.dp") return layout.zero > 0 && !layout.zero_group ? "shard" : "data";
-  if (axes.starts_with("dp%")) return "shard";
-  if (axes.find("dp/") != std::string::npos) return "across";
-  if (axes == "cp") return "cp";
-  return axes;
 }
 
 /// Elements that a rank updates.
@@ -120,11 +189,13 @@ Explanation explain(Trainer& trainer) {
   trainer.rehearse();  // in the first step ranks agree on the names of losses
   engine.data_parallel().wait_for_weights();
   for (comm::Group* group : engine.account().groups->all()) group->reset_counters();
+  for (const Engine::CopySum& one : engine.account().copies) one.group->reset_counters();
   trainer.rehearse();
   const Engine::Account account = engine.account();
   account.data_parallel->wait_for_weights();
-  const plan::TrafficTask task = task_of(trainer, account);
   const layout::Mesh& mesh = trainer.mesh();
+  const GroupNames names(trainer.recipe().layout, mesh);
+  const plan::TrafficTask task = task_of(trainer, account, names);
   Explanation out{.mesh = layout::to_text(mesh),
                   .gradients = account.data_parallel->reducer().description(),
                   .lines = plan::traffic_of(task)};
@@ -190,14 +261,11 @@ Explanation explain(Trainer& trainer) {
   std::map<std::string, double> measured;
   for (const comm::Group* group : account.groups->all()) {
     const double sent = sent_by(*group);
-    if (sent > 0) measured[formula_group(axes_of(*group), layout, mesh)] += sent;
+    if (sent > 0) measured[names.of(group)] += sent;
   }
+  for (const Engine::CopySum& sum : account.copies) measured["pp copies"] += sent_by(*sum.group);
   std::map<std::string, double> formulas;
-  for (plan::TrafficLine& line : out.lines) {
-    // Without copies, the ranks that share rows are those that gradients are summed over.
-    if (*layout.dp == 1 && (line.group == "data" || line.group == "shard")) line.group = "cp";
-    formulas[line.group] += line.wire_bytes;
-  }
+  for (const plan::TrafficLine& line : out.lines) formulas[line.group] += line.wire_bytes;
   for (const auto& [group, predicted] : formulas) {
     if (predicted > 0) measured.try_emplace(group, 0);  // what was not sent is to be seen too
   }

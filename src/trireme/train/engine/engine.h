@@ -84,11 +84,23 @@ class Engine {
   virtual std::string first_not_finite(std::vector<data::Batch>& batches, const MakeContext& contexts) = 0;
   /// How often a part of the model runs in a step.
   struct Passes {
-    std::int64_t layers = 0;  ///< of the part
-    bool embedding = false, head = false;
+    std::int64_t layers = 0;          ///< of the part; of a model with an encoder its decoder's
+    std::int64_t encoder_layers = 0;  ///< likewise its encoder's
+    std::int64_t expert_layers = 0, encoder_expert_layers = 0;  ///< of these, those with experts
+    bool embedding = false, encoder_embedding = false, head = false;
     double forward = 0, again = 0, backward = 0;     ///< in micro-batches; again: forward, for the backward of a stage
     std::int64_t fetches = 0, weight_backwards = 0;  ///< passes that fetch its weights, that add to its gradients
     std::int64_t predictions = 0;                    ///< of its weights
+  };
+  /// Tensors that cross the borders of stages in a step, of a micro-batch each: hidden states, or their gradients, of
+  /// the stream that the head reads and of an encoder's beside it, and the token ids that pass an encoder by.
+  struct Boundaries {
+    std::int64_t hidden = 0, source = 0, ids = 0;
+  };
+  /// Gradients that ranks of a pipeline sum since they have the same parameters.
+  struct CopySum {
+    comm::Group* group = nullptr;
+    double bytes = 0;  ///< of this rank's gradients
   };
   /// What this rank keeps and whom it talks to, for people who ask why: explain.h.
   struct Account {
@@ -96,10 +108,11 @@ class Engine {
     parallel::MeshGroups* groups = nullptr;
     std::int64_t layers = 0;  ///< on this rank
     bool embedding = true, head = true;
-    std::int64_t pipeline_messages = 0;  ///< of a step, in micro-batches that this rank sends to other stages
-    std::int64_t pipeline_receives = 0;  ///< likewise, that come to it
-    std::int64_t activations = 0;        ///< bytes that the last step's first micro left for its backward
-    std::map<int, Passes> passes = {};   ///< by chunk of a pipeline; empty: each micro-batch passes everything once
+    Boundaries sent = {}, received = {};  ///< of a pipeline
+    std::vector<CopySum> copies = {};     ///< likewise
+    int loss_terms = 1;                   ///< of the last step
+    std::int64_t activations = 0;         ///< bytes that the last step's first micro left for its backward
+    std::map<int, Passes> passes = {};    ///< by chunk of a pipeline; empty: each micro-batch passes everything once
   };
   virtual Account account() = 0;
   /// How a step's first micro-batch runs, for the gradient noise scale. On all ranks together.

@@ -264,8 +264,15 @@ std::map<int, Engine::Passes> StagedModel::passes() const {
     Engine::Passes& passes = all[chunk.number];
     for (std::size_t i = 0; i < chunk.layers.size(); ++i) {
       const std::string& name = stage_.model->layers[entry++].name;
-      passes.layers += name.starts_with("layers.") ? 1 : 0;
+      const auto count = [&](std::string_view prefix, std::int64_t& layers, std::int64_t& with_experts) {
+        if (!name.starts_with(prefix)) return;
+        ++layers;
+        with_experts += spec::has_experts(stage_.model->shape, std::stoll(name.substr(prefix.size()))) ? 1 : 0;
+      };
+      count("layers.", passes.layers, passes.expert_layers);
+      count("encoder.layers.", passes.encoder_layers, passes.encoder_expert_layers);
       passes.embedding = passes.embedding || name == "embedding";
+      passes.encoder_embedding = passes.encoder_embedding || name == "encoder.embedding";
       passes.head = passes.head || name == "head";
     }
   }
@@ -302,18 +309,45 @@ Engine::Account StagedModel::account() {
   }
   if (!executor_) return account;
   account.passes = passes();
-  const int joined = schedule::micros_of_forward(executor_->table());
-  std::int64_t parts = 0, received = 0;
-  for (const schedule::Instruction& one : executor_->table().ranks[static_cast<std::size_t>(pipeline_.rank())]) {
-    // In micro-batches: a doubled forward sends two at once, and halves of one are two messages.
-    if (one.op == schedule::Op::kSendActivation) parts += joined;
-    if (one.op == schedule::Op::kSendGradient) parts += 1;
-    if (one.op == schedule::Op::kRecvActivation) received += joined;
-    if (one.op == schedule::Op::kRecvGradient) received += 1;
-  }
-  account.pipeline_messages = parts / executor_->table().micro_parts;
-  account.pipeline_receives = received / executor_->table().micro_parts;
+  account.loss_terms = loss_terms_;
+  count_boundaries(account);
+  const auto& list = executor_->table().ranks[static_cast<std::size_t>(pipeline_.rank())];
+  const auto updates = std::ranges::count(list, schedule::Op::kOptimizerStep, &schedule::Instruction::op);
+  for (const pipeline::GradientReduction::Sum& sum : executor_->reduction().sums())
+    account.copies.push_back({sum.copies, sum.bytes * static_cast<double>(std::max<std::ptrdiff_t>(1, updates))});
   return account;
+}
+
+void StagedModel::count_boundaries(Engine::Account& account) const {
+  const schedule::Schedule& table = executor_->table();
+  // A micro-batch whose streams are told apart by their lengths, of which every rank that shares them has a part.
+  const nn::ParallelContext& parallel = parallel_groups_->parallel;
+  const std::int64_t part = std::int64_t{2} * parallel.mesh.ranks();
+  pipeline::Micro micro;
+  micro.inputs = {at::empty({1, 2 * part}, at::kLong), at::empty({1, part}, at::kLong)};
+  const bool encoder = stage_.model->shape.num_encoder_layers > 0;
+  if (!encoder) micro.inputs.erase(micro.inputs.begin());
+  const auto count = [&](Engine::Boundaries& all, const schedule::Instruction& one, std::int64_t micros) {
+    const bool activation = one.op == schedule::Op::kSendActivation || one.op == schedule::Op::kRecvActivation;
+    // The gradient of a chunk's output is that of the next one's input.
+    const bool next = one.op == schedule::Op::kSendActivation || one.op == schedule::Op::kRecvGradient;
+    for (const pipeline::BoundaryTensor& tensor : stage_.boundaries(one.chunk + (next ? 1 : 0), micro)) {
+      if (!activation && !tensor.has_gradient()) continue;
+      const bool source = encoder && tensor.sizes[1] == parallel.local_seq_len(2 * part);
+      (!tensor.has_gradient() ? all.ids : source ? all.source : all.hidden) += micros;
+    }
+  };
+  // In micro-batches: a doubled forward sends two at once, and halves of one are two messages.
+  const int joined = schedule::micros_of_forward(table);
+  for (const schedule::Instruction& one : table.ranks[static_cast<std::size_t>(pipeline_.rank())]) {
+    if (one.op == schedule::Op::kSendActivation) count(account.sent, one, joined);
+    if (one.op == schedule::Op::kSendGradient) count(account.sent, one, 1);
+    if (one.op == schedule::Op::kRecvActivation) count(account.received, one, joined);
+    if (one.op == schedule::Op::kRecvGradient) count(account.received, one, 1);
+  }
+  for (Engine::Boundaries* all : {&account.sent, &account.received}) {
+    for (std::int64_t* number : {&all->hidden, &all->source, &all->ids}) *number /= table.micro_parts;
+  }
 }
 
 parallel::FirstMicroOptions StagedModel::first_micro() {
@@ -370,6 +404,7 @@ StepSums StagedModel::execute(std::vector<data::Batch>& batches, const MakeConte
   record_->add(report);
   double flops = report.steps.at(0).flops;
   std::vector<nn::LossTerm> losses = std::move(report.steps.at(0).losses);
+  loss_terms_ = static_cast<int>(losses.size());
   sum_over_pipelines({&losses, 1}, {&flops, 1});
   const double all_s = seconds_since(begin);
   return {.losses = std::move(losses), .flops = flops, .comm_s = std::max(0.0, all_s - busy_seconds(report))};

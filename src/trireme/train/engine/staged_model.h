@@ -66,6 +66,7 @@ class StagedModel {
  private:
   void plan_chunks(const spec::ModelShape& shape, models::BuildOptions& build, int chunks);
   std::map<int, Engine::Passes> passes() const;
+  void count_boundaries(Engine::Account& account) const;
   void form_wave_groups(const schedule::Schedule& table, const models::BuildOptions& build);
   using Look = std::function<void(int chunk, const nn::Tensors& outputs)>;
   pipeline::Executor& executor_for(int micros);
@@ -94,6 +95,7 @@ class StagedModel {
   int executor_micros_ = 0;
   bool halves_micros_ = false;  // the table sends them back in parts
   bool experts_lead_ = true;    // in every step, the first micro-batch adds to a gradient before others
+  int loss_terms_ = 1;          // of the step that was executed last
   QueueMeter receives_, activations_;
   std::unique_ptr<pipeline::TimelineRecorder> record_;  // of executor_
 };
