@@ -289,6 +289,7 @@ void bench_host(const Options& options) {
     const at::Tensor logits = at::randn({kSequences, vocab}, at::TensorOptions(at::kFloat));
     for (const double temperature : {0.0, 0.8}) {
       bench::Times draws;
+      const serve::Draws noise(/*seed=*/1, /*choice=*/0);
       const serve::SamplingParams params{.temperature = temperature, .top_p = temperature > 0 ? 0.95 : 1.0};
       for (int round = 0; round < options.rounds; ++round) {
         std::int64_t sum = 0;
@@ -296,7 +297,7 @@ void bench_host(const Options& options) {
           for (std::int64_t i = 0; i < kSequences; ++i) {
             const std::span<const float> row(logits.const_data_ptr<float>() + i * vocab,
                                              static_cast<std::size_t>(vocab));
-            sum += serve::sample(row, params, 0.5);
+            sum += serve::sample(row, params, noise.noise(static_cast<std::uint64_t>(i)));
           }
         }));
         if (sum < 0) throw InternalError("a token below 0");

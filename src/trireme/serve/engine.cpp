@@ -208,8 +208,7 @@ std::int64_t InferenceEngine::draw_token(Running& running, std::span<const float
   }
   const Draws& draws = running.draws;
   const std::uint64_t number = running.generated;
-  if (options_.speculation == SpeculationRule::kCoupled || !draft)
-    return sample(logits, sampling, draws.uniform(number));
+  if (options_.speculation == SpeculationRule::kCoupled || !draft) return sample(logits, sampling, draws.noise(number));
   return verify_draft(distribution_of(logits, sampling), running.drawn_from.at(*draft), drafted, draws.accept(number),
                       draws.residual(number))
       .token;
