@@ -58,7 +58,7 @@ struct RankLayout {
   int pp = 1;               ///< pipeline stages: consecutive layers
   int dp = 1;               ///< replicas, each with requests of its own
   int ep = 1;               ///< of dp, ranks that the experts of a layer are sharded over
-  std::int64_t micros = 0;  ///< micro-batches of sequences in a step of stages; 0: two a stage
+  std::int64_t micros = 0;  ///< micro-batches of sequences in a step of stages; 0: two a stage, in decode one
 };
 
 enum class DraftKind : std::uint8_t {

@@ -165,8 +165,11 @@ InferenceEngine::Scores InferenceEngine::scores_of(const StepPlan& plan) {
   }
   if (decodes_only(plan)) return decode_graph(steps, ids, needed);
   if (options_.pipeline != nullptr) {
+    const bool decodes = std::ranges::all_of(plan.sequences, [](const PlannedSequence& planned) {
+      return planned.samples && planned.query_len == 1 + planned.drafts;
+    });
     Scores scores{.logits =
-                      pipeline_logits(model_, cache_, *options_.pipeline, {steps, ids, wanted},
+                      pipeline_logits(model_, cache_, *options_.pipeline, {steps, ids, wanted, decodes},
                                       [&](nn::KvBatch& batch, nn::Context& context) { prepare(batch, context); })};
     for (std::size_t row = 0; row < needed.size(); ++row) scores.places.push_back(static_cast<std::int64_t>(row));
     return scores;

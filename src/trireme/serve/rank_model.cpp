@@ -166,7 +166,8 @@ std::unique_ptr<RankModel> open_rank_model(const ModelRequest& request, comm::Gr
   if (layout.pp > 1) {
     options.build.only = stage_entries(*models::build(shape), out->groups->stage, layout.pp);
     out->pipeline = {.group = out->groups->pipeline,
-                     .micros = request.layout.micros > 0 ? request.layout.micros : 2 * std::int64_t{layout.pp}};
+                     .micros = request.layout.micros > 0 ? request.layout.micros : 2 * std::int64_t{layout.pp},
+                     .decode_micros = request.layout.micros > 0 ? request.layout.micros : layout.pp};
   }
   std::optional<StreamPlan> plan;
   if (request.weight_arena_bytes > 0) {
