@@ -6,6 +6,7 @@
 #include <fstream>
 
 #include "trireme/base/error.h"
+#include "trireme/device/cuda.h"
 #include "trireme/models/quantised_tensors.h"
 #include "trireme/parallel/gpu_exchange.h"
 #include "trireme/serve/draft_model.h"
@@ -202,6 +203,17 @@ std::unique_ptr<RankModel> open_rank_model(const ModelRequest& request, comm::Gr
   if (const auto of_head = how_of(request.lm_head)) quantise_head(out->model(), *of_head, out->quantised_weights);
   if (request.kv_cache == KvCacheDtype::kFp8) out->kv_cache = nn::KvCacheType::kE4m3;
   return out;
+}
+
+std::int64_t RankModel::most_kv_tokens() const {
+  const nn::Param& any = *model().params.begin();
+  std::int64_t bytes = available_host_bytes() / 4;
+  if (any.value.is_cuda()) {
+    std::int64_t free = 0, total = 0;
+    device::cuda_runtime().mem_get_info(any.value.device().index(), &free, &total);
+    bytes = free / 10 * 8;
+  }
+  return bytes / std::max<std::int64_t>(1, nn::kv_bytes_per_token(model().shape, any.value.element_size(), kv_cache));
 }
 
 void RankModel::set_up(EngineOptions& options) const {
