@@ -6,6 +6,7 @@
 #include <fstream>
 
 #include "trireme/base/error.h"
+#include "trireme/checkpoint/weight_memory.h"
 #include "trireme/device/cuda.h"
 #include "trireme/models/quantised_tensors.h"
 #include "trireme/parallel/gpu_exchange.h"
@@ -201,6 +202,9 @@ std::unique_ptr<RankModel> open_rank_model(const ModelRequest& request, comm::Gr
                               plan->resident_bytes, plan->streamed.size(), plan->streamed_bytes);
   }
   if (const auto of_head = how_of(request.lm_head)) quantise_head(out->model(), *of_head, out->quantised_weights);
+  std::vector<at::Tensor*> codes;
+  for (auto& [param, weight] : out->quantised_weights) codes.push_back(&weight.values);
+  checkpoint::move_to_huge_pages(codes);
   if (request.kv_cache == KvCacheDtype::kFp8) out->kv_cache = nn::KvCacheType::kE4m3;
   return out;
 }
