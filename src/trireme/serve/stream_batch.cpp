@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <limits>
 
 #include "trireme/base/error.h"
 #include "trireme/base/stopwatch.h"
@@ -10,8 +11,7 @@
 namespace trireme::serve {
 namespace {
 
-/// A step of so many sequences: the first reads a token of each, the second decodes one. The loader has two layers
-/// ready when the first begins, so the longer one counts.
+/// A step of so many sequences, the best of three: the first reads a token of each, the others decode one.
 double decode_step_seconds(models::Model& model, EngineOptions options, std::int64_t sequences) {
   options.max_sequences = options.max_batch_tokens = sequences;
   options.kv_tokens = sequences * nn::kKvBlockSize;
@@ -21,31 +21,33 @@ double decode_step_seconds(models::Model& model, EngineOptions options, std::int
   InferenceEngine engine(model, options);
   for (std::int64_t i = 0; i < sequences; ++i) {
     const auto why =
-        engine.add({.id = static_cast<RequestId>(i), .prompt = {i % model.shape.vocab_size}, .max_new_tokens = 2});
+        engine.add({.id = static_cast<RequestId>(i), .prompt = {i % model.shape.vocab_size}, .max_new_tokens = 3});
     TRIREME_CHECK(!why, "{}", *why);
   }
-  double longest = 0;
+  double best = std::numeric_limits<double>::infinity();
   while (!engine.idle()) {
     const auto begin = std::chrono::steady_clock::now();
     engine.step();
-    longest = std::max(longest, seconds_since(begin));
+    best = std::min(best, seconds_since(begin));
   }
-  return longest;
+  return best;
 }
 
 }  // namespace
 
 BalancedBatch balance_batch(std::int64_t most, const std::function<double(std::int64_t)>& step_seconds) {
   BalancedBatch out;
-  out.trials.push_back({1, step_seconds(1)});
-  while (out.sequences < most) {
-    const double now = out.trials.back().seconds;
-    const std::int64_t next = std::min(most, 2 * out.sequences);
-    const double more = static_cast<double>(next) / static_cast<double>(out.sequences) - 1;
-    out.trials.push_back({next, step_seconds(next)});
-    if (out.trials.back().seconds >= now * (1 + 0.5 * more)) break;
-    out.sequences = next;
+  double best = 0;
+  int without_gain = 0;
+  for (std::int64_t sequences = 1;; sequences = std::min(most, 2 * sequences)) {
+    out.trials.push_back({sequences, step_seconds(sequences)});
+    const double rate = out.trials.back().rate();
+    without_gain = rate > 1.1 * best ? 0 : without_gain + 1;
+    best = std::max(best, rate);
+    if (sequences >= most || without_gain == 2) break;
   }
+  const auto enough = [&](const BalancedBatch::Trial& trial) { return trial.rate() >= 0.7 * best; };
+  out.sequences = std::ranges::find_if(out.trials, enough)->sequences;
   return out;
 }
 

@@ -21,12 +21,14 @@ struct BalancedBatch {
   struct Trial {
     std::int64_t sequences = 1;
     double seconds = 0;  ///< of a step
+    double rate() const { return static_cast<double>(sequences) / seconds; }
   };
   std::int64_t sequences = 1;
   std::vector<Trial> trials = {};
 };
-/// Doubles the sequences, up to `most`, for as long as twice as many take less than 1.5 times as long: loads of L
-/// seconds and computing of b seconds a sequence give a batch with b x batch between 0.75 L and 1.5 L.
+/// Doubles the sequences, up to `most`, until twice in a row that gives hardly more of them a second; the fewest that
+/// have 0.7 of the best rate are the balance: loads of L seconds and computing of b seconds a sequence give a batch
+/// with b x batch between 0.7 L and 1.4 L. One time that is far off changes nothing.
 BalancedBatch balance_batch(std::int64_t most, const std::function<double(std::int64_t sequences)>& step_seconds);
 /// By steps of decode of an engine with these options, whose sizes are set for it.
 BalancedBatch measure_balanced_batch(models::Model& model, const EngineOptions& options, std::int64_t most);
