@@ -28,6 +28,7 @@
 #include "bench/times.h"
 #include "trireme/base/error.h"
 #include "trireme/base/random.h"
+#include "trireme/checkpoint/weight_memory.h"
 #include "trireme/kernels/invariant_gemm.h"
 #include "trireme/models/published.h"
 #include "trireme/serve/engine_cost.h"
@@ -65,6 +66,7 @@ std::unique_ptr<models::Model> random_model(const std::string& name) {
   shape.vocab_size = size.vocab, shape.tied = true, shape.max_seq_len = 8192;
   auto model = models::build(shape);
   for (nn::Param& param : model->params) param.has_master = false;
+  checkpoint::allocate_in_huge_pages(model->params, nn::Precision::kBf16, at::kCPU);  // as open_model() does
   nn::allocate(model->params, nn::Precision::kBf16, at::kCPU);
   for (nn::Param& param : model->params) param.value.dim() == 1 ? param.value.fill_(1) : param.value.normal_(0, 0.02);
   return model;
@@ -158,6 +160,9 @@ void compare_with_peer(const Options& options) {
   if (const auto how = bits_of(options.weights)) {
     quantised = serve::quantise_model(*model, *how);
     serve::quantise_head(*model, *how, quantised);
+    std::vector<at::Tensor*> codes;
+    for (auto& [param, weight] : quantised) codes.push_back(&weight.values);
+    checkpoint::move_to_huge_pages(codes);
   }
   const double bytes = bytes_read(*model, quantised);
   std::unique_ptr<bench::PeerProcess> peer;
@@ -289,6 +294,7 @@ void bench_host(const Options& options) {
     const at::Tensor logits = at::randn({kSequences, vocab}, at::TensorOptions(at::kFloat));
     for (const double temperature : {0.0, 0.8}) {
       bench::Times draws;
+      const serve::Draws noise(/*seed=*/1, /*choice=*/0);
       const serve::SamplingParams params{.temperature = temperature, .top_p = temperature > 0 ? 0.95 : 1.0};
       for (int round = 0; round < options.rounds; ++round) {
         std::int64_t sum = 0;
@@ -296,7 +302,7 @@ void bench_host(const Options& options) {
           for (std::int64_t i = 0; i < kSequences; ++i) {
             const std::span<const float> row(logits.const_data_ptr<float>() + i * vocab,
                                              static_cast<std::size_t>(vocab));
-            sum += serve::sample(row, params, 0.5);
+            sum += serve::sample(row, params, noise.noise(static_cast<std::uint64_t>(i)));
           }
         }));
         if (sum < 0) throw InternalError("a token below 0");

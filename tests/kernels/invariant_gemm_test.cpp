@@ -21,8 +21,15 @@ at::Tensor random_matrix(std::int64_t rows, std::int64_t columns, at::ScalarType
 TEST(InvariantGemm, IsTheProductWithEveryShapeAndType) {
   for (const auto type : {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf}) {
     const double tolerance = type == at::kDouble ? 1e-12 : type == at::kFloat ? 1e-6 : type == at::kHalf ? 6e-4 : 5e-3;
-    for (const auto& [m, n, k] : std::vector<std::array<std::int64_t, 3>>{
-             {1, 1, 1}, {1, 7, 33}, {2, 4, 16}, {3, 5, 8}, {4, 9, 100}, {13, 6, 17}, {50, 31, 129}, {0, 3, 4}}) {
+    for (const auto& [m, n, k] : std::vector<std::array<std::int64_t, 3>>{{1, 1, 1},
+                                                                          {1, 7, 33},
+                                                                          {1, 29, 75},
+                                                                          {2, 4, 16},
+                                                                          {3, 5, 8},
+                                                                          {4, 9, 100},
+                                                                          {13, 6, 17},
+                                                                          {50, 31, 129},
+                                                                          {0, 3, 4}}) {
       const at::Tensor x = random_matrix(m, k, type, "x"), w = random_matrix(n, k, type, "w");
       const at::Tensor bias = random_matrix(1, n, type, "bias").view({n});
       at::Tensor out = at::empty({m, n}, x.options());

@@ -113,6 +113,9 @@ TEST(Fp8KvCache, TakesTheBytesThatArePlanned) {
   llama.num_layers = 32, llama.num_kv_heads = 8, llama.head_dim = 128;
   EXPECT_EQ(nn::kv_bytes_per_token(llama, 2, KvCacheType::kSame), 131072);
   EXPECT_EQ(nn::kv_bytes_per_token(llama, 2, KvCacheType::kE4m3), 65536 + 2048);
+  const spec::ModelShape v3 = spec::family_shape(spec::Family::kDeepseekV3);
+  EXPECT_EQ(nn::kv_bytes_per_token(v3, 2, KvCacheType::kSame), 61 * 1152);
+  EXPECT_EQ(nn::kv_bytes_per_token(v3, 2, KvCacheType::kE4m3), 61 * (576 + 9 * 4));
 }
 
 /// A model that has learned something: the mean loss over a text whose keys it reads from FP8 rises by less than 0.3 %.

@@ -86,6 +86,29 @@ TEST(ParallelGeneration, StagesGiveTheTokensOfOneRank) {
   }
 }
 
+/// DeepSpeed's hybrid schedule: two micro-batches a stage while prompts are read, one a stage in decode.
+TEST(ParallelGeneration, StagesHaveFewerMicroBatchesInDecode) {
+  comm::run_ranks(2, [&](comm::Rank& rank) {
+    const auto model = open_rank_model({.model = models::fixture("llama"), .layout = {.pp = 2}}, rank.world());
+    EngineOptions options{.max_sequences = 8, .kv_tokens = 8 * 32};
+    model->set_up(options);
+    InferenceEngine engine(model->model(), options);
+    for (RequestId id = 0; id < 8; ++id) {
+      EXPECT_EQ(engine.add({.id = id, .prompt = {1, 2, 3}, .max_new_tokens = 3}), std::nullopt);
+    }
+    comm::Group& stages = *model->pipeline.group;
+    std::vector<std::uint64_t> sent;
+    while (!engine.idle()) {
+      stages.reset_counters();
+      engine.step();
+      sent.push_back(stages.counters(comm::Op::kSend).calls);
+    }
+    if (stages.rank() == 0) {
+      EXPECT_THAT(sent, testing::ElementsAre(4, 2, 2));
+    }
+  });
+}
+
 TEST(ParallelGeneration, StagesOfTensorRanksAndReplicasGiveTheTokensOfOneRank) {
   GenerateRequest request = spread_request("llama", 7);
   const TokenLists expected = on_ranks(request, 1);

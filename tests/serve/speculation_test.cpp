@@ -121,6 +121,28 @@ TEST(DraftModel, ThatIsTheModelItselfIsAlwaysRight) {
   }
 }
 
+/// With a share a of drafts accepted, a step of one draft gives 1 + a tokens.
+TEST(DraftModel, OfDepthOneGivesOneTokenAndTheAcceptedShareAStep) {
+  const spec::ModelShape shape = models::tiny_shape(spec::Family::kLlama);
+  const auto model = drafting_model(shape, 3), another = drafting_model(shape, 11);
+  for (models::Model* draft : {model.get(), another.get()}) {
+    InferenceEngine engine(*model, kSmall);
+    engine.set_drafter(draft_model(*draft, shape, {.depth = 1, .kv_tokens = 1024, .chunk = 16}));
+    EngineRequest request{.id = 1, .prompt = {1, 2, 3}, .max_new_tokens = 40, .sampling = {.temperature = 1.5}};
+    const Tokens tokens = continued(engine, {request});
+    const Scheduler::Totals& totals = engine.scheduler().totals();
+    // Behind the prompt's step; the last token of all may be left without a draft.
+    const std::int64_t decodes = totals.steps - 1, drafts = totals.drafts;
+    EXPECT_TRUE(drafts == decodes || drafts == decodes - 1) << drafts << " drafts in " << decodes << " steps";
+    EXPECT_EQ(static_cast<std::int64_t>(tokens[0].size()) - 1, decodes + totals.accepted_drafts);
+    if (draft == model.get()) {
+      EXPECT_EQ(totals.accepted_drafts, drafts);
+    } else {
+      EXPECT_LT(totals.accepted_drafts, drafts);
+    }
+  }
+}
+
 TEST(DraftModel, WithoutBlocksLeavesSequencesToThemselves) {
   const spec::ModelShape shape = models::tiny_shape(spec::Family::kLlama);
   const auto model = drafting_model(shape, 3);
@@ -259,10 +281,14 @@ TEST(RejectionRule, DistributionsAreWhatSamplesAreDrawnFrom) {
         SamplingParams{.temperature = 0.6, .top_k = 7}, SamplingParams{.temperature = 1.3, .top_p = 0.8},
         SamplingParams{.temperature = 1, .min_p = 0.05}}) {
     const Distribution of = distribution_of(logits, params);
-    std::map<std::int64_t, double> counts;
+    std::map<std::int64_t, int> counts;
     constexpr int kDraws = 40000;
-    for (int i = 0; i < kDraws; ++i) counts[sample(logits, params, (i + 0.5) / kDraws)] += 1.0 / kDraws;
-    for (std::int64_t token = 0; token < 50; ++token) EXPECT_NEAR(counts[token], of.of(token), 2.0 / kDraws);
+    const Draws draws(/*seed=*/8, /*choice=*/0);
+    for (std::uint64_t i = 0; i < kDraws; ++i) ++counts[sample(logits, params, draws.noise(i))];
+    for (std::int64_t token = 0; token < 50; ++token) {
+      const double p = of.of(token);
+      EXPECT_NEAR(static_cast<double>(counts[token]) / kDraws, p, 5 * std::sqrt(p * (1 - p) / kDraws));
+    }
   }
 }
 

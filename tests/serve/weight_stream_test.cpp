@@ -2,6 +2,7 @@
 #include "trireme/serve/weight_stream.h"
 
 #include <ATen/ATen.h>
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -11,6 +12,7 @@
 #include "trireme/comm/rank.h"
 #include "trireme/serve/generate.h"
 #include "trireme/serve/rank_model.h"
+#include "trireme/serve/stream_batch.h"
 
 namespace trireme::serve {
 namespace {
@@ -92,6 +94,53 @@ TEST_F(Streams, AModelFourTimesTheArenaGivesTheSameTokens) {
     EXPECT_EQ(tokens(bytes / 4, 1), expected) << "one at a time";
     EXPECT_EQ(tokens(2 * bytes), expected) << "everything stays";
   }
+}
+
+TEST(BalanceBatch, ComputesForAboutAsLongAsItLoads) {
+  for (const double load : {1e-3, 0.1, 7.0}) {
+    for (const double each : {1e-4, 3e-3, 0.02, 1.0}) {
+      for (const std::int64_t most : {1, 7, 100, 512}) {
+        const BalancedBatch batch =
+            balance_batch(most, [&](std::int64_t n) { return std::max(load, each * static_cast<double>(n)); });
+        const double share = each * static_cast<double>(batch.sequences) / load;
+        SCOPED_TRACE(fmt::format("load {} each {} most {}: {}", load, each, most, batch.sequences));
+        EXPECT_TRUE(share >= 0.7 || 10 * batch.sequences >= 7 * most);
+        EXPECT_TRUE(share < 1.4 || batch.sequences == 1);
+        EXPECT_LE(batch.sequences, most);
+        EXPECT_EQ(batch.trials.front().sequences, 1);
+      }
+    }
+  }
+  // A trial beside which something else ran, three times as long as it would be.
+  for (const std::int64_t slow : {1, 2, 8, 16}) {
+    const BalancedBatch batch = balance_batch(
+        512, [&](std::int64_t n) { return (n == slow ? 3.0 : 1.0) * std::max(0.5, 0.01 * static_cast<double>(n)); });
+    EXPECT_EQ(batch.sequences, 64) << slow;
+  }
+  // Steps whose time hardly depends on the batch take as many as there are.
+  EXPECT_EQ(balance_batch(100, [](std::int64_t) { return 1.0; }).sequences, 100);
+}
+
+TEST_F(Streams, ABatchThatNobodyAsksForIsTheBalance) {
+  const std::int64_t bytes = write_deep_model(spec::Family::kLlama, 24);
+  EXPECT_EQ(tokens(bytes / 4, /*batch=*/0), tokens(0));
+  EXPECT_EQ(tokens(0, /*batch=*/0), tokens(0));
+  comm::run_ranks(1, [&](comm::Rank& rank) {
+    const auto model = open_rank_model({.model = path_, .weight_arena_bytes = bytes / 4}, rank.world());
+    std::string about;
+    EXPECT_EQ(batch_of(3, *model, 64, 32, about), 3);
+    EXPECT_EQ(about, "");
+    const std::int64_t chosen = batch_of(0, *model, 5, 32, about);
+    EXPECT_TRUE(1 <= chosen && chosen <= 5) << chosen;
+    EXPECT_THAT(about, testing::HasSubstr(fmt::format("batch: {} sequences", chosen)));
+    EXPECT_EQ(batch_of(0, *model, 64, std::int64_t{1} << 50, about), 1) << "more than memory has";
+    std::string nothing;
+    const auto whole = open_rank_model({.model = path_, .weight_arena_bytes = 2 * bytes}, rank.world());
+    EXPECT_EQ(batch_of(0, *whole, 64, 32, nothing), kDefaultBatch) << "nothing is streamed";
+    const auto plain = open_rank_model({.model = path_}, rank.world());
+    EXPECT_EQ(batch_of(0, *plain, 64, 32, nothing), kDefaultBatch);
+    EXPECT_EQ(nothing, "");
+  });
 }
 
 TEST_F(Streams, LoadsEachLayerOnceAStepAndHoldsTheArenaAlone) {

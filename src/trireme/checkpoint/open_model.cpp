@@ -6,6 +6,7 @@
 #include "trireme/base/error.h"
 #include "trireme/checkpoint/run_folder.h"
 #include "trireme/checkpoint/stored_weights.h"
+#include "trireme/checkpoint/weight_memory.h"
 #include "trireme/models/published.h"
 #include "trireme/models/quantised_tensors.h"
 
@@ -57,6 +58,7 @@ OpenedModel open_model(const fs::path& path, const OpenOptions& options) {
     param.master = at::empty({0}, there.dtype(nn::master_type(options.precision, param)));
     param.value = at::empty({0}, there.dtype(nn::compute_type(options.precision)));
   }
+  allocate_in_huge_pages(opened.model->params, options.precision, options.device);
   nn::allocate(opened.model->params, options.precision, options.device);
   weights->fill(opened.model->params);
   weights->fill(opened.model->balance);

@@ -193,7 +193,12 @@ void add_generate_command(Command& app, Context& context) {
       .add_option("--repetition-penalty", request.sampling.repetition_penalty,
                   "divide the logits of tokens that stood in the text before; 1: off")
       .show_default();
-  command.add_option("--batch-size", request.batch, "sequences that are continued at once").show_default().positive();
+  request.batch = 0;
+  command
+      .add_option("--batch-size", request.batch,
+                  "sequences that are continued at once; default: 16, with --weight-arena as many as compute for as "
+                  "long as layers load, which is measured")
+      .positive();
   command.add_flag("--no-invariant", options->varies,
                    "CPU: faster GEMMs for prompts, by which logits may differ in their last bits with the batch");
   command.add_flag("--beyond-context", request.beyond_context,

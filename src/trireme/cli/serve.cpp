@@ -83,7 +83,12 @@ void add_serve_command(Command& app, Context& context) {
   command
       .add_option("--max-model-len", request.max_len, "tokens of prompt and answer; default: the model's max_seq_len")
       .positive();
-  command.add_option("--max-num-seqs", request.max_sequences, "sequences in a step").show_default().positive();
+  request.max_sequences = 0;
+  command
+      .add_option("--max-num-seqs", request.max_sequences,
+                  "sequences in a step; default: 16, with --weight-arena as many as compute for as long as layers "
+                  "load, which is measured")
+      .positive();
   command.add_option("--max-requests", request.max_requests, "sequences that run or wait; more are answered with 429")
       .show_default()
       .positive();

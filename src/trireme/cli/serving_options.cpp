@@ -77,7 +77,7 @@ void add_serving_options(Command& command, ServingOptions& options, bool replica
       .positive();
   command
       .add_option("--pp-microbatches", options.layout.micros,
-                  "micro-batches of sequences in a step of stages; default: two a stage")
+                  "micro-batches of sequences in a step of stages; default: two a stage, in steps of decode alone one")
       .positive();
   add_choice<serve::ExpertsOverTp>(
       command, "--experts-over-tp", options.experts,

@@ -18,6 +18,7 @@
 #include "trireme/serve/generate.h"
 #include "trireme/serve/model_text.h"
 #include "trireme/serve/rank_model.h"
+#include "trireme/serve/stream_batch.h"
 
 namespace trireme::serve {
 namespace {
@@ -76,12 +77,16 @@ class BatchRun {
     if (request.beyond_context && model().shape.position_kind != spec::PositionKind::kLearned) {
       limits_.max_len = INT32_MAX;
     }
-    const std::int64_t longest = longest_line();
+    const std::int64_t longest = std::max<std::int64_t>(1, longest_line());
+    if (!opened_->about.empty() && world.rank() == 0) log_info("{}", opened_->about);
+    std::string about;
+    batch_ = batch_of(request.batch, *opened_, total_lines_, longest, about);
+    if (!about.empty()) log_info("{}", about);
     const std::int64_t chunk = request.model.device == spec::DeviceKind::kCuda ? kGpuPrefillChunk : kPrefillChunk;
-    EngineOptions options{.max_batch_tokens = std::max<std::int64_t>(chunk, request.batch),
-                          .max_sequences = request.batch,
+    EngineOptions options{.max_batch_tokens = std::max<std::int64_t>(chunk, batch_),
+                          .max_sequences = batch_,
                           .prefill_chunk = chunk,
-                          .kv_tokens = std::max<std::int64_t>(1, longest) * request.batch,
+                          .kv_tokens = longest * batch_,
                           .invariant = request.invariant,
                           .cuda_graphs = request.cuda_graphs,
                           .speculation = rule_of(request.speculation)};
@@ -89,7 +94,6 @@ class BatchRun {
     engine_ = std::make_unique<InferenceEngine>(model(), options);
     drafter_ = make_drafter(request.speculation, request.model, *opened_, *engine_);
     if (drafter_.drafter) engine_->set_drafter(std::move(drafter_.drafter));
-    if (!opened_->about.empty() && world.rank() == 0) log_info("{}", opened_->about);
   }
 
   BatchResult run() {
@@ -108,7 +112,7 @@ class BatchRun {
     const bool together = engine_->options().lockstep != nullptr;
     while (true) {
       // As many wait as run: the file may be larger than memory.
-      while (more && in_flight_ < 2 * request_.batch) {
+      while (more && in_flight_ < 2 * batch_) {
         more = static_cast<bool>(std::getline(input_, line));
         if (!more) break;
         if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
@@ -273,7 +277,7 @@ class BatchRun {
   std::ifstream input_;
   LineFile output_;
   api::ModelLimits limits_;
-  std::int64_t total_lines_ = 0, in_flight_ = 0;
+  std::int64_t batch_ = 1, total_lines_ = 0, in_flight_ = 0;
   BatchResult result_;
   RankDrafter drafter_;
   std::unique_ptr<InferenceEngine> engine_;  // the last: its callbacks use the others
@@ -302,7 +306,7 @@ std::set<std::int64_t> finished_lines(const fs::path& output) {
 }
 
 BatchResult generate_batch(const BatchRequest& request, comm::Group& world) {
-  if (request.batch < 1) throw ConfigError("a batch of no sequences", "say --batch-size 1 or more");
+  if (request.batch < 0) throw ConfigError("a batch of no sequences", "say --batch-size 1 or more");
   return BatchRun(request, world).run();
 }
 

@@ -58,7 +58,7 @@ struct RankLayout {
   int pp = 1;               ///< pipeline stages: consecutive layers
   int dp = 1;               ///< replicas, each with requests of its own
   int ep = 1;               ///< of dp, ranks that the experts of a layer are sharded over
-  std::int64_t micros = 0;  ///< micro-batches of sequences in a step of stages; 0: two a stage
+  std::int64_t micros = 0;  ///< micro-batches of sequences in a step of stages; 0: two a stage, in decode one
 };
 
 enum class DraftKind : std::uint8_t {
@@ -108,7 +108,7 @@ struct GenerateRequest {
   bool cuda_graphs = true;         ///< GPU: decode steps are captured and replayed
   bool beyond_context = false;     ///< sequences may get longer than the model's max_seq_len
   int local_ranks = 1;             ///< that share the machine's cores
-  std::int64_t batch = 16;         ///< sequences that are continued at once
+  std::int64_t batch = 16;         ///< sequences that are continued at once; 0: 16, of streamed weights as balances
   bool invariant = true;           ///< CPU: logits do not depend on what is beside
   std::uint64_t first_choice = 0;  ///< the number that prompt 0 has in draws
   /// Called on rank 0 with each new token as soon as it is there.
@@ -125,7 +125,7 @@ struct BatchRequest {
   SamplingParams sampling = {};
   bool beyond_context = false;
   int local_ranks = 1;
-  std::int64_t batch = 16;
+  std::int64_t batch = 16;  ///< as in GenerateRequest
   bool invariant = true;
   bool cuda_graphs = true;
   SpeculationRequest speculation = {};
@@ -146,7 +146,7 @@ struct ServeRequest {
   std::string tokenizer = {};  ///< a file or "bytes"; empty: the model's own
   std::filesystem::path chat_template = {};
   std::int64_t max_len = 0;                              ///< of prompt and answer; 0: the model's max_seq_len
-  std::int64_t max_sequences = 16;                       ///< in a step
+  std::int64_t max_sequences = 16;                       ///< in a step; 0: 16, of streamed weights as balances
   std::size_t max_requests = 256;                        ///< that run or wait
   std::int64_t max_batch_tokens = 0, prefill_chunk = 0;  ///< 0: 512 and 256 on the CPU, 8192 and 2048 on a GPU
   std::int64_t kv_tokens = 0;                            ///< 0: by the memory that is free

@@ -59,7 +59,7 @@ void append_draft(std::span<const float> logits, const DraftRequest& request, Sp
     from = adjusted;
   }
   if (rule == SpeculationRule::kCoupled) {
-    drafted.tokens.push_back(sample(from, *request.sampling, request.draws->uniform(number)));
+    drafted.tokens.push_back(sample(from, *request.sampling, request.draws->noise(number)));
     return;
   }
   drafted.drawn_from.push_back(distribution_of(from, *request.sampling));

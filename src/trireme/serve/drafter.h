@@ -1,8 +1,8 @@
 // serve/drafter.h -- who guesses the next tokens of sequences, so that one step of the model verifies several.
 //
 // With coupled draws a guess decides how fast tokens come, never which: the engine draws every token from the model's
-// own logits with the sequence's own draw, and takes drafts only as long as they are those tokens. A drafter that has
-// probabilities of its own draws with the same numbers, so that where it agrees with the model it guesses right at any
+// own logits with the sequence's own noise, and takes drafts only as long as they are those tokens. A drafter that has
+// probabilities of its own draws with the same noise, so that where it agrees with the model it guesses right at any
 // temperature. With the rejection rule (speculative_sampling.h) tokens are others, from the same distribution.
 // draft_model.h and multi_token_drafter.h are drafters with a model.
 // Depends on: base, nn/block_table.h, sampler.h, scheduler.h. No tensors but in StepSeen.
@@ -86,8 +86,9 @@ struct NgramOptions {
 /// Prompt lookup (n-gram speculation): where the last few tokens stood before, what followed them then.
 std::unique_ptr<TextDrafter> ngram_drafter(NgramOptions options = {});
 
-/// A draft from a drafter's own logits: coupled, with the number that the model's token will be drawn with; by the
-/// rejection rule, with one of its own. `drafted` stand between the sequence's tokens and this one, which is appended.
+/// A draft from a drafter's own logits: coupled, with the noise that the model's token will be drawn with; by the
+/// rejection rule, with a number of its own. `drafted` stand between the sequence's tokens and this one, which is
+/// appended.
 void append_draft(std::span<const float> logits, const DraftRequest& request, SpeculationRule rule, Drafts& drafted);
 
 }  // namespace trireme::serve

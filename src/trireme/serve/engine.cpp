@@ -165,8 +165,11 @@ InferenceEngine::Scores InferenceEngine::scores_of(const StepPlan& plan) {
   }
   if (decodes_only(plan)) return decode_graph(steps, ids, needed);
   if (options_.pipeline != nullptr) {
+    const bool decodes = std::ranges::all_of(plan.sequences, [](const PlannedSequence& planned) {
+      return planned.samples && planned.query_len == 1 + planned.drafts;
+    });
     Scores scores{.logits =
-                      pipeline_logits(model_, cache_, *options_.pipeline, {steps, ids, wanted},
+                      pipeline_logits(model_, cache_, *options_.pipeline, {steps, ids, wanted, decodes},
                                       [&](nn::KvBatch& batch, nn::Context& context) { prepare(batch, context); })};
     for (std::size_t row = 0; row < needed.size(); ++row) scores.places.push_back(static_cast<std::int64_t>(row));
     return scores;
@@ -208,8 +211,7 @@ std::int64_t InferenceEngine::draw_token(Running& running, std::span<const float
   }
   const Draws& draws = running.draws;
   const std::uint64_t number = running.generated;
-  if (options_.speculation == SpeculationRule::kCoupled || !draft)
-    return sample(logits, sampling, draws.uniform(number));
+  if (options_.speculation == SpeculationRule::kCoupled || !draft) return sample(logits, sampling, draws.noise(number));
   return verify_draft(distribution_of(logits, sampling), running.drawn_from.at(*draft), drafted, draws.accept(number),
                       draws.residual(number))
       .token;

@@ -9,6 +9,7 @@
 #include "trireme/base/log.h"
 #include "trireme/checkpoint/open_model.h"
 #include "trireme/serve/rank_model.h"
+#include "trireme/serve/stream_batch.h"
 
 namespace trireme::serve {
 namespace {
@@ -172,7 +173,12 @@ TokenLists generate(const GenerateRequest& request, comm::Group& world) {
   GenerateRequest mine = request;
   if (world.rank() != 0) mine.on_token = nullptr;
   const auto first = static_cast<std::size_t>(model->replica()), every = static_cast<std::size_t>(model->replicas());
-  EngineOptions options = engine_options(request, lengths_of(request, first, every));
+  const std::vector<std::int64_t> lengths = lengths_of(request, first, every);
+  std::string about;
+  mine.batch =
+      batch_of(request.batch, *model, static_cast<std::int64_t>(lengths.size()), std::ranges::max(lengths), about);
+  if (!about.empty()) log_info("{}", about);
+  EngineOptions options = engine_options(mine, lengths);
   options.speculation = rule_of(request.speculation);
   model->set_up(options);
   InferenceEngine engine(model->model(), options);

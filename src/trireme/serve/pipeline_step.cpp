@@ -52,7 +52,7 @@ at::Tensor pipeline_logits(models::Model& stage, nn::KvCache& cache, const Pipel
   std::vector<at::Tensor> sent;
   std::int64_t row = 0;
   std::size_t wanted = 0;
-  for (const MicroRange& micro : deal_out(lens, ranks.micros)) {
+  for (const MicroRange& micro : deal_out(lens, step.decodes ? ranks.decode_micros : ranks.micros)) {
     nn::KvBatch batch = nn::make_kv_batch(cache, step.sequences.subspan(micro.first, micro.count));
     std::vector<std::int64_t> rows;
     const std::size_t from = wanted;

@@ -6,6 +6,8 @@
 #include <fstream>
 
 #include "trireme/base/error.h"
+#include "trireme/checkpoint/weight_memory.h"
+#include "trireme/device/cuda.h"
 #include "trireme/models/quantised_tensors.h"
 #include "trireme/parallel/gpu_exchange.h"
 #include "trireme/serve/draft_model.h"
@@ -165,7 +167,8 @@ std::unique_ptr<RankModel> open_rank_model(const ModelRequest& request, comm::Gr
   if (layout.pp > 1) {
     options.build.only = stage_entries(*models::build(shape), out->groups->stage, layout.pp);
     out->pipeline = {.group = out->groups->pipeline,
-                     .micros = request.layout.micros > 0 ? request.layout.micros : 2 * std::int64_t{layout.pp}};
+                     .micros = request.layout.micros > 0 ? request.layout.micros : 2 * std::int64_t{layout.pp},
+                     .decode_micros = request.layout.micros > 0 ? request.layout.micros : layout.pp};
   }
   std::optional<StreamPlan> plan;
   if (request.weight_arena_bytes > 0) {
@@ -198,8 +201,22 @@ std::unique_ptr<RankModel> open_rank_model(const ModelRequest& request, comm::Gr
                               plan->resident_bytes, plan->streamed.size(), plan->streamed_bytes);
   }
   if (const auto of_head = how_of(request.lm_head)) quantise_head(out->model(), *of_head, out->quantised_weights);
+  std::vector<at::Tensor*> codes;
+  for (auto& [param, weight] : out->quantised_weights) codes.push_back(&weight.values);
+  checkpoint::move_to_huge_pages(codes);
   if (request.kv_cache == KvCacheDtype::kFp8) out->kv_cache = nn::KvCacheType::kE4m3;
   return out;
+}
+
+std::int64_t RankModel::most_kv_tokens() const {
+  const nn::Param& any = *model().params.begin();
+  std::int64_t bytes = available_host_bytes() / 4;
+  if (any.value.is_cuda()) {
+    std::int64_t free = 0, total = 0;
+    device::cuda_runtime().mem_get_info(any.value.device().index(), &free, &total);
+    bytes = free / 10 * 8;
+  }
+  return bytes / std::max<std::int64_t>(1, nn::kv_bytes_per_token(model().shape, any.value.element_size(), kv_cache));
 }
 
 void RankModel::set_up(EngineOptions& options) const {

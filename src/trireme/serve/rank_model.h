@@ -41,6 +41,9 @@ struct RankModel {
   int replicas() const { return groups->dp_size; }
   /// Of the ranks that compute a replica's steps, the one that tells of them.
   bool leads_replica() const { return groups->parallel.tensor_rank() == 0 && groups->stage == 0; }
+  /// Tokens that a KV cache has memory for: of a GPU most of what is free once the weights are there, of a host a
+  /// quarter.
+  std::int64_t most_kv_tokens() const;
   /// What an engine of this model must know.
   void set_up(EngineOptions& options) const;
 };

@@ -13,9 +13,9 @@
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
 #include "trireme/base/version.h"
-#include "trireme/device/cuda.h"
 #include "trireme/serve/generate.h"
 #include "trireme/serve/rank_model.h"
+#include "trireme/serve/stream_batch.h"
 
 namespace trireme::serve {
 namespace {
@@ -48,26 +48,15 @@ class StopSignals {
   }, before_term_{};
 };
 
-/// That a KV cache may take: of a GPU most of what is free once the weights are there, of a host a quarter.
-std::int64_t cache_bytes(const at::Device& device) {
-  if (!device.is_cuda()) return available_host_bytes() / 4;
-  std::int64_t free = 0, total = 0;
-  device::cuda_runtime().mem_get_info(device.index(), &free, &total);
-  return free / 10 * 8;
-}
-
-std::int64_t kv_tokens_for(const ServeRequest& request, const RankModel& opened, std::int64_t max_len) {
-  const models::Model& model = opened.model();
+std::int64_t kv_tokens_for(const ServeRequest& request, const RankModel& opened, std::int64_t max_len,
+                           std::int64_t max_sequences) {
   if (request.kv_tokens > 0) {
     if (request.kv_tokens >= max_len) return request.kv_tokens;
     throw ConfigError(
         fmt::format("a KV cache of {} tokens is smaller than one request of {}", request.kv_tokens, max_len),
         fmt::format("say --kv-tokens {} or more, or --max-model-len {}", max_len, request.kv_tokens));
   }
-  const std::int64_t bytes = std::max<std::int64_t>(
-      1, nn::kv_bytes_per_token(model.shape, model.params.begin()->value.element_size(), opened.kv_cache));
-  return std::max(max_len,
-                  std::min(request.max_sequences * max_len, cache_bytes(model.params.begin()->value.device()) / bytes));
+  return std::max(max_len, std::min(max_sequences * max_len, opened.most_kv_tokens()));
 }
 
 /// Ranks are to plan alike.
@@ -143,11 +132,13 @@ bool run_server(const ServeRequest& request, comm::Group& world) {
   }
   const bool gpu = request.model.device == spec::DeviceKind::kCuda;
   const auto given_or = [](std::int64_t given, std::int64_t otherwise) { return given > 0 ? given : otherwise; };
+  const std::int64_t max_sequences =
+      batch_of(request.max_sequences, *opened, static_cast<std::int64_t>(request.max_requests), max_len, opened->about);
   EngineOptions options{
-      .max_batch_tokens = std::max(given_or(request.max_batch_tokens, gpu ? 8192 : 512), request.max_sequences),
-      .max_sequences = request.max_sequences,
+      .max_batch_tokens = std::max(given_or(request.max_batch_tokens, gpu ? 8192 : 512), max_sequences),
+      .max_sequences = max_sequences,
       .prefill_chunk = given_or(request.prefill_chunk, gpu ? 2048 : 256),
-      .kv_tokens = agreed_kv_tokens(kv_tokens_for(request, *opened, max_len), world),
+      .kv_tokens = agreed_kv_tokens(kv_tokens_for(request, *opened, max_len, max_sequences), world),
       .kv_offload_tokens = request.kv_offload_tokens,
       .prefix_cache = request.prefix_cache,
       .invariant = request.invariant,

@@ -3,9 +3,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 #include <numeric>
+
+#include "trireme/base/random_math.h"
 
 namespace trireme::serve {
 namespace {
@@ -63,12 +66,43 @@ Nucleus nucleus_of(const Ids& order, const Weights& weights, double wanted, doub
   return out;
 }
 
-std::int64_t draw_from(const Ids& order, std::size_t kept, const Weights& weights, double below) {
-  for (std::size_t i = 0; i < kept; ++i) {
-    below -= weights.of(order[i]);
-    if (below < 0) return order[i];
+/// The token whose logit over the temperature plus Gumbel noise is largest, of those that are offered. Logits are taken
+/// off the largest one first. By exactly rounded operations alone, so that all machines draw alike.
+class LargestNoisy {
+ public:
+  LargestNoisy(std::span<const float> logits, double top, double temperature)
+      : logits_(logits), top_(top), temperature_(temperature) {}
+
+  void offer(std::int64_t token, double uniform) {
+    const double score = scaled(logits_[static_cast<std::size_t>(token)]) - random_math::log(exponential(uniform));
+    if (score > score_ || (score == score_ && token < token_)) score_ = score, token_ = token;
   }
-  return order[kept - 1];  // rounding left a little at the end
+  /// Below it a uniform's distance to 1 must be, for a token with this logit to win. What is exponential is no smaller
+  /// than that distance, which saves two logarithms for nearly every token. With room for the rounding of exp().
+  double within(float logit) const { return std::exp(scaled(logit) - score_) * (1 + 1e-9); }
+  std::int64_t token() const { return token_; }
+
+ private:
+  static double exponential(double uniform) { return -random_math::log(std::max(uniform, 0x1p-54)); }
+  double scaled(float logit) const { return (static_cast<double>(logit) - top_) / temperature_; }
+
+  std::span<const float> logits_;
+  double top_, temperature_;
+  double score_ = -std::numeric_limits<double>::infinity();
+  std::int64_t token_ = std::numeric_limits<std::int64_t>::max();
+};
+
+std::int64_t draw_from_all(std::span<const float> logits, LargestNoisy largest, const TokenNoise& noise) {
+  constexpr std::size_t kBlock = 256;
+  std::array<double, kBlock> uniforms;
+  for (std::size_t first = 0; first < logits.size(); first += kBlock) {
+    const std::span<const float> block = logits.subspan(first, std::min(kBlock, logits.size() - first));
+    noise.fill_uniform(first, std::span(uniforms).first(block.size()));
+    const double within = largest.within(*std::ranges::max_element(block));
+    for (std::size_t i = 0; i < block.size(); ++i)
+      if (1 - uniforms[i] < within) largest.offer(static_cast<std::int64_t>(first + i), uniforms[i]);
+  }
+  return largest.token();
 }
 
 std::size_t most_candidates(std::span<const float> logits, const SamplingParams& params) {
@@ -141,26 +175,14 @@ bool can_sample(std::span<const float> logits) {
   return number && top > -std::numeric_limits<float>::infinity() && top < std::numeric_limits<float>::infinity();
 }
 
-std::int64_t sample(std::span<const float> logits, const SamplingParams& params, double draw) {
+std::int64_t sample(std::span<const float> logits, const SamplingParams& params, const TokenNoise& noise) {
   const auto best = std::max_element(logits.begin(), logits.end());
   if (params.temperature <= 0 || params.top_k == 1) return best - logits.begin();
-  const Weights weights{logits, *best, params.temperature};
-  if (draws_from_all(logits, params)) {
-    // Tokens in the order of their numbers.
-    double total = 0;
-    for (std::size_t id = 0; id < logits.size(); ++id) total += weights.of(static_cast<std::int32_t>(id));
-    double below = draw * total;
-    std::size_t last = static_cast<std::size_t>(best - logits.begin());
-    for (std::size_t id = 0; id < logits.size(); ++id) {
-      const double weight = weights.of(static_cast<std::int32_t>(id));
-      below -= weight;
-      if (below < 0) return static_cast<std::int64_t>(id);
-      if (weight > 0) last = id;
-    }
-    return static_cast<std::int64_t>(last);
-  }
-  const Candidates some = likeliest_candidates(logits, params, weights);
-  return draw_from(some.order, some.nucleus.kept, weights, draw * some.nucleus.mass);
+  LargestNoisy largest(logits, *best, params.temperature);
+  if (draws_from_all(logits, params)) return draw_from_all(logits, largest, noise);
+  const Candidates some = likeliest_candidates(logits, params, {logits, *best, params.temperature});
+  for (std::size_t i = 0; i < some.nucleus.kept; ++i) largest.offer(some.order[i], noise.uniform(some.order[i]));
+  return largest.token();
 }
 
 double Distribution::of(std::int64_t token) const {

@@ -81,6 +81,9 @@ class WeightStream final : public nn::WeightSource {
   /// Valid until a parameter of another streamed unit is asked for. Rethrows what stopped the loader.
   const at::Tensor& value(const nn::Param& param) override;
 
+  /// False where everything fits into the arena.
+  bool streams() const { return !units_.empty(); }
+
   struct Totals {
     std::int64_t loads = 0, bytes = 0;
     double load_seconds = 0;  ///< that the loader was busy

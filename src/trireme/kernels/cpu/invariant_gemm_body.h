@@ -3,8 +3,9 @@
 // The sum of one element of the result: lanes over k in rising order, the end of the row with fewer lanes, then the
 // lanes. Every tile does that for each of its elements, so which tile an element falls into changes nothing.
 //
-// Of few rows the weight is all the work: it is made floats in registers, read once, the lines of the next tile asked
-// for ahead. Of many rows a tile of the weight is made floats once and stays in the first-level cache.
+// Of few rows the weight is all the work: it is made floats in registers and read once; of one row eight rows of it at
+// a time, which keep as many lines on their way as the core has room for, without asking for any ahead. Of many rows a
+// tile of the weight is made floats once and stays in the first-level cache.
 #include "trireme/kernels/cpu/invariant_gemm_table.h"
 #include "trireme/kernels/cpu/vec.h"
 
@@ -12,6 +13,7 @@ namespace trireme::kernels {
 namespace {
 
 constexpr std::int64_t kTileColumns = 4;                              // of the result: rows of the weight
+constexpr std::int64_t kOneRowColumns = 8;                            // of a result of one row, read where they lie
 constexpr std::int64_t kRowsInCacheBytes = 384 * std::int64_t{1024};  // of x, for all columns
 constexpr std::int64_t kFewRows = 3;
 
@@ -26,12 +28,6 @@ TRIREME_INLINE void put(const InvariantGemmLoop& c, T* out, std::int64_t column,
   }
 }
 
-/// The same stretch of the next tile of the weight.
-template <int kColumns, typename W>
-TRIREME_INLINE void fetch_next(const W* weight, std::int64_t stride, std::int64_t at) {
-  for (int j = 0; j < kColumns; ++j) __builtin_prefetch(weight + (kColumns + j) * stride + at);
-}
-
 template <int kRows, int kColumns, typename W, typename A, typename T>
 TRIREME_INLINE void tile(const InvariantGemmLoop& c, std::int64_t row, std::int64_t column, const W* weight,
                          std::int64_t weight_stride, const float* row_scales) {
@@ -44,7 +40,6 @@ TRIREME_INLINE void tile(const InvariantGemmLoop& c, std::int64_t row, std::int6
   each<V>(c.k, [&](std::int64_t at, auto some) TRIREME_LAMBDA {
     V rows[kRows];
     for (int i = 0; i < kRows; ++i) rows[i] = V::load(x + i * c.x_stride + at, some);
-    if constexpr (kRows == 1) fetch_next<kColumns>(weight, weight_stride, at);
     for (int j = 0; j < kColumns; ++j) {
       const V w = V::load(weight + j * weight_stride + at, some);
       for (int i = 0; i < kRows; ++i) sums[i][j] = multiply_add(rows[i], w, sums[i][j]);
@@ -80,12 +75,12 @@ TRIREME_INLINE void by_rows(std::int64_t begin, std::int64_t end, F&& f) {
 }
 
 /// f(Columns<n>, first row, end of rows, first column): rows of x in stretches that stay in the cache, and for each of
-/// them all columns.
+/// them all columns. `kInPlace`: columns are not staged, so that one row may have more of them at once.
 template <int kCount>
 struct Columns {
   static constexpr int count = kCount;
 };
-template <typename F>
+template <bool kInPlace, typename F>
 TRIREME_INLINE void by_columns(const InvariantGemmLoop& c, std::int64_t begin, std::int64_t end,
                                std::int64_t bytes_of_x, F&& f) {
   const std::int64_t fit = kRowsInCacheBytes / bytes_of_x / (c.k > 0 ? c.k : 1);
@@ -93,25 +88,40 @@ TRIREME_INLINE void by_columns(const InvariantGemmLoop& c, std::int64_t begin, s
   for (std::int64_t first = 0; first < c.m; first += block) {
     const std::int64_t last = first + block < c.m ? first + block : c.m;
     std::int64_t column = begin;
+    if constexpr (kInPlace) {
+      for (; c.m == 1 && column + kOneRowColumns <= end; column += kOneRowColumns)
+        f(Columns<kOneRowColumns>{}, first, last, column);
+    }
     for (; column + kTileColumns <= end; column += kTileColumns) f(Columns<kTileColumns>{}, first, last, column);
     for (; column < end; ++column) f(Columns<1>{}, first, last, column);
   }
 }
 
+/// f(Rows<n>, first of them): as by_rows(), of a tile of so many columns.
+template <bool kManyRegisters, int kColumns, typename F>
+TRIREME_INLINE void by_rows_of(std::int64_t begin, std::int64_t end, F&& f) {
+  if constexpr (kColumns == kOneRowColumns) {
+    f(Rows<1>{}, begin);
+  } else {
+    by_rows<kManyRegisters>(begin, end, f);
+  }
+}
+
 /// `stage(column, count)` gives rows of the weight that are loaded as floats, `row_scales` their scales or null.
-template <typename W, typename A, typename T, typename Stage>
+template <typename W, typename A, typename T, bool kInPlace, typename Stage>
 TRIREME_INLINE void multiply_columns(const InvariantGemmLoop& c, std::int64_t begin, std::int64_t end,
                                      std::int64_t weight_stride, const float* row_scales, Stage&& stage) {
   constexpr bool kManyRegisters = LanesOf<T>::Type::kLanes == 16;
-  by_columns(c, begin, end, static_cast<std::int64_t>(sizeof(A)),
-             [&](auto columns, std::int64_t first, std::int64_t last, std::int64_t column) TRIREME_LAMBDA {
-               constexpr int kColumns = decltype(columns)::count;
-               const W* weight = stage(column, std::int64_t{kColumns});
-               const float* scales = row_scales ? row_scales + column : nullptr;
-               by_rows<kManyRegisters>(first, last, [&](auto rows, std::int64_t row) TRIREME_LAMBDA {
-                 tile<decltype(rows)::count, kColumns, W, A, T>(c, row, column, weight, weight_stride, scales);
-               });
-             });
+  by_columns<kInPlace>(
+      c, begin, end, static_cast<std::int64_t>(sizeof(A)),
+      [&](auto columns, std::int64_t first, std::int64_t last, std::int64_t column) TRIREME_LAMBDA {
+        constexpr int kColumns = decltype(columns)::count;
+        const W* weight = stage(column, std::int64_t{kColumns});
+        const float* scales = row_scales ? row_scales + column : nullptr;
+        by_rows_of<kManyRegisters, kColumns>(first, last, [&](auto rows, std::int64_t row) TRIREME_LAMBDA {
+          tile<decltype(rows)::count, kColumns, W, A, T>(c, row, column, weight, weight_stride, scales);
+        });
+      });
 }
 
 constexpr std::int64_t kLanes = Floats::kLanes, kChunk = 8 * kLanes;
@@ -165,7 +175,6 @@ TRIREME_INLINE void pairs_tile(const InvariantGemmLoop& c, std::int64_t row, std
   each_pairs(c.k, [&](std::int64_t at, auto some) TRIREME_LAMBDA {
     __m512bh rows[kRows];
     for (int i = 0; i < kRows; ++i) rows[i] = pairs(x + i * c.x_stride + at, some);
-    if constexpr (kRows == 1) fetch_next<kColumns>(weight, weight_stride, at);
     for (int j = 0; j < kColumns; ++j) {
       const __m512bh w = pairs(weight + j * weight_stride + at, some);
       for (int i = 0; i < kRows; ++i) sums[i][j] = _mm512_dpbf16_ps(sums[i][j], rows[i], w);
@@ -181,35 +190,36 @@ TRIREME_INLINE void pairs_tile(const InvariantGemmLoop& c, std::int64_t row, std
 }
 
 /// As multiply_columns().
-template <typename W, typename Stage>
+template <typename W, bool kInPlace, typename Stage>
 TRIREME_INLINE void multiply_pairs(const InvariantGemmLoop& c, std::int64_t begin, std::int64_t end,
                                    std::int64_t weight_stride, const float* row_scales, Stage&& stage) {
-  by_columns(c, begin, end, static_cast<std::int64_t>(sizeof(Bf16)),
-             [&](auto columns, std::int64_t first, std::int64_t last, std::int64_t column) TRIREME_LAMBDA {
-               constexpr int kColumns = decltype(columns)::count;
-               const W* weight = stage(column, std::int64_t{kColumns});
-               const float* scales = row_scales ? row_scales + column : nullptr;
-               by_rows<true>(first, last, [&](auto rows, std::int64_t row) TRIREME_LAMBDA {
-                 pairs_tile<decltype(rows)::count, kColumns>(c, row, column, weight, weight_stride, scales);
-               });
-             });
+  by_columns<kInPlace>(c, begin, end, static_cast<std::int64_t>(sizeof(Bf16)),
+                       [&](auto columns, std::int64_t first, std::int64_t last, std::int64_t column) TRIREME_LAMBDA {
+                         constexpr int kColumns = decltype(columns)::count;
+                         const W* weight = stage(column, std::int64_t{kColumns});
+                         const float* scales = row_scales ? row_scales + column : nullptr;
+                         by_rows_of<true, kColumns>(first, last, [&](auto rows, std::int64_t row) TRIREME_LAMBDA {
+                           pairs_tile<decltype(rows)::count, kColumns>(c, row, column, weight, weight_stride, scales);
+                         });
+                       });
 }
 
 void multiply_plain_pairs(const InvariantGemmLoop& c, std::int64_t begin, std::int64_t end) {
   const Bf16* weight = static_cast<const Bf16*>(c.weight);
-  multiply_pairs<Bf16>(c, begin, end, c.weight_stride, nullptr,
-                       [&](std::int64_t column, std::int64_t) { return weight + column * c.weight_stride; });
+  multiply_pairs<Bf16, true>(c, begin, end, c.weight_stride, nullptr,
+                             [&](std::int64_t column, std::int64_t) { return weight + column * c.weight_stride; });
 }
 
 void multiply_int8_pairs(const InvariantGemmLoop& c, std::int64_t begin, std::int64_t end) {
   const auto* weight = static_cast<const std::int8_t*>(c.weight);
   if (c.m <= 4 * kFewRows) {
-    multiply_pairs<std::int8_t>(c, begin, end, c.weight_stride, c.scales,
-                                [&](std::int64_t column, std::int64_t) { return weight + column * c.weight_stride; });
+    multiply_pairs<std::int8_t, true>(c, begin, end, c.weight_stride, c.scales, [&](std::int64_t column, std::int64_t) {
+      return weight + column * c.weight_stride;
+    });
     return;
   }
   Bf16* const staged = static_cast<Bf16*>(c.scratch(kTileColumns * c.k * static_cast<std::int64_t>(sizeof(Bf16))));
-  multiply_pairs<Bf16>(c, begin, end, c.k, c.scales, [&](std::int64_t column, std::int64_t count) {
+  multiply_pairs<Bf16, false>(c, begin, end, c.k, c.scales, [&](std::int64_t column, std::int64_t count) {
     for (std::int64_t j = 0; j < count; ++j) {
       const std::int8_t* from = weight + (column + j) * c.weight_stride;
       each_pairs(c.k, [&](std::int64_t at, auto some) TRIREME_LAMBDA {
@@ -322,50 +332,52 @@ void multiply_arranged_pairs(const InvariantGemmLoop& c, std::int64_t begin, std
   const auto bytes_of_x = static_cast<std::int64_t>(sizeof(Bf16));
   const GroupLanes lanes(c.group);
   if (c.m <= 2 * kFewRows) {
-    by_columns(c, begin, end, bytes_of_x,
-               [&](auto columns, std::int64_t first, std::int64_t last, std::int64_t column) TRIREME_LAMBDA {
-                 constexpr int kColumns = decltype(columns)::count;
-                 const std::uint8_t* from = weight + column * c.weight_stride;
-                 by_rows<false>(first, last, [&](auto rows, std::int64_t row) TRIREME_LAMBDA {
-                   code_pairs_tile<decltype(rows)::count, kColumns>(
-                       c, lanes, row, column, [&](std::int64_t chunk) TRIREME_LAMBDA {
-                         struct Words {
-                           __m512i of[kColumns];
-                           TRIREME_INLINE __m512bh operator()(int j, int place) const { return codes_at(of[j], place); }
-                         } words;
-                         for (int j = 0; j < kColumns; ++j) {
-                           const std::uint8_t* p = from + j * c.weight_stride + chunk * (kPairChunk / 2);
-                           __builtin_prefetch(p + kColumns * c.weight_stride);
-                           words.of[j] = _mm512_loadu_si512(p);
-                         }
-                         return words;
-                       });
-                 });
-               });
+    by_columns<false>(c, begin, end, bytes_of_x,
+                      [&](auto columns, std::int64_t first, std::int64_t last, std::int64_t column) TRIREME_LAMBDA {
+                        constexpr int kColumns = decltype(columns)::count;
+                        const std::uint8_t* from = weight + column * c.weight_stride;
+                        by_rows<false>(first, last, [&](auto rows, std::int64_t row) TRIREME_LAMBDA {
+                          code_pairs_tile<decltype(rows)::count, kColumns>(
+                              c, lanes, row, column, [&](std::int64_t chunk) TRIREME_LAMBDA {
+                                struct Words {
+                                  __m512i of[kColumns];
+                                  TRIREME_INLINE __m512bh operator()(int j, int place) const {
+                                    return codes_at(of[j], place);
+                                  }
+                                } words;
+                                for (int j = 0; j < kColumns; ++j) {
+                                  const std::uint8_t* p = from + j * c.weight_stride + chunk * (kPairChunk / 2);
+                                  __builtin_prefetch(p + kColumns * c.weight_stride);
+                                  words.of[j] = _mm512_loadu_si512(p);
+                                }
+                                return words;
+                              });
+                        });
+                      });
     return;
   }
   Bf16* const staged = static_cast<Bf16*>(c.scratch(kTileColumns * c.k * static_cast<std::int64_t>(sizeof(Bf16))));
-  by_columns(c, begin, end, bytes_of_x,
-             [&](auto columns, std::int64_t first, std::int64_t last, std::int64_t column) TRIREME_LAMBDA {
-               constexpr int kColumns = decltype(columns)::count;
-               for (std::int64_t j = 0; j < kColumns; ++j) {
-                 const std::uint8_t* from = weight + (column + j) * c.weight_stride;
-                 for (std::int64_t chunk = 0; chunk < c.k / kPairChunk; ++chunk) {
-                   const __m512i words = _mm512_loadu_si512(from + chunk * (kPairChunk / 2));
-                   Bf16* to = staged + j * c.k + chunk * kPairChunk;
-                   for (int place = 0; place < 4; ++place)
-                     _mm512_storeu_si512(to + 32 * place, reinterpret_cast<__m512i>(codes_at(words, place)));
-                 }
-               }
-               by_rows<false>(first, last, [&](auto rows, std::int64_t row) TRIREME_LAMBDA {
-                 code_pairs_tile<decltype(rows)::count, kColumns>(
-                     c, lanes, row, column, [&](std::int64_t chunk) TRIREME_LAMBDA {
-                       const Bf16* from = staged + chunk * kPairChunk;
-                       return [from, stride = c.k](int j, int place)
-                                  TRIREME_LAMBDA { return pairs(from + j * stride + 32 * place, All{}); };
-                     });
-               });
-             });
+  by_columns<false>(c, begin, end, bytes_of_x,
+                    [&](auto columns, std::int64_t first, std::int64_t last, std::int64_t column) TRIREME_LAMBDA {
+                      constexpr int kColumns = decltype(columns)::count;
+                      for (std::int64_t j = 0; j < kColumns; ++j) {
+                        const std::uint8_t* from = weight + (column + j) * c.weight_stride;
+                        for (std::int64_t chunk = 0; chunk < c.k / kPairChunk; ++chunk) {
+                          const __m512i words = _mm512_loadu_si512(from + chunk * (kPairChunk / 2));
+                          Bf16* to = staged + j * c.k + chunk * kPairChunk;
+                          for (int place = 0; place < 4; ++place)
+                            _mm512_storeu_si512(to + 32 * place, reinterpret_cast<__m512i>(codes_at(words, place)));
+                        }
+                      }
+                      by_rows<false>(first, last, [&](auto rows, std::int64_t row) TRIREME_LAMBDA {
+                        code_pairs_tile<decltype(rows)::count, kColumns>(
+                            c, lanes, row, column, [&](std::int64_t chunk) TRIREME_LAMBDA {
+                              const Bf16* from = staged + chunk * kPairChunk;
+                              return [from, stride = c.k](int j, int place)
+                                         TRIREME_LAMBDA { return pairs(from + j * stride + 32 * place, All{}); };
+                            });
+                      });
+                    });
 }
 #endif
 
@@ -377,12 +389,12 @@ void multiply_plain(const InvariantGemmLoop& c, std::int64_t begin, std::int64_t
   const auto in_place = [&](std::int64_t column, std::int64_t) { return weight + column * c.weight_stride; };
   // 16-bit weights are made floats once for many rows, and on the way for few.
   if constexpr (sizeof(T) == sizeof(A)) {
-    multiply_columns<T, A, T>(c, begin, end, c.weight_stride, nullptr, in_place);
+    multiply_columns<T, A, T, true>(c, begin, end, c.weight_stride, nullptr, in_place);
   } else if (c.m <= kFewRows) {
-    multiply_columns<T, A, T>(c, begin, end, c.weight_stride, nullptr, in_place);
+    multiply_columns<T, A, T, true>(c, begin, end, c.weight_stride, nullptr, in_place);
   } else {
     A* const staged = static_cast<A*>(c.scratch(kTileColumns * c.k * static_cast<std::int64_t>(sizeof(A))));
-    multiply_columns<A, A, T>(c, begin, end, c.k, nullptr, [&](std::int64_t column, std::int64_t count) {
+    multiply_columns<A, A, T, false>(c, begin, end, c.k, nullptr, [&](std::int64_t column, std::int64_t count) {
       for (std::int64_t j = 0; j < count; ++j) {
         const T* from = weight + (column + j) * c.weight_stride;
         each<V>(c.k, [&](std::int64_t at, auto some)
@@ -400,13 +412,13 @@ void multiply_int8(const InvariantGemmLoop& c, std::int64_t begin, std::int64_t 
   const auto* weight = static_cast<const std::int8_t*>(c.weight);
   // The row's scale is taken after the sum, in one rounding.
   if (c.m <= kFewRows) {
-    multiply_columns<std::int8_t, A, T>(
+    multiply_columns<std::int8_t, A, T, true>(
         c, begin, end, c.weight_stride, c.scales,
         [&](std::int64_t column, std::int64_t) { return weight + column * c.weight_stride; });
     return;
   }
   A* const staged = static_cast<A*>(c.scratch(kTileColumns * c.k * static_cast<std::int64_t>(sizeof(A))));
-  multiply_columns<A, A, T>(c, begin, end, c.k, c.scales, [&](std::int64_t column, std::int64_t count) {
+  multiply_columns<A, A, T, false>(c, begin, end, c.k, c.scales, [&](std::int64_t column, std::int64_t count) {
     for (std::int64_t j = 0; j < count; ++j) {
       const std::int8_t* from = weight + (column + j) * c.weight_stride;
       each<V>(c.k, [&](std::int64_t at, auto some)
@@ -496,16 +508,16 @@ TRIREME_INLINE void codes_tile(const InvariantGemmLoop& c, std::int64_t row, std
 template <typename T>
 void multiply_arranged(const InvariantGemmLoop& c, std::int64_t begin, std::int64_t end) {
   if (c.m <= kFewRows) {
-    by_columns(c, begin, end, static_cast<std::int64_t>(sizeof(float)),
-               [&](auto columns, std::int64_t first, std::int64_t last, std::int64_t column) TRIREME_LAMBDA {
-                 by_rows<false>(first, last, [&](auto rows, std::int64_t row) TRIREME_LAMBDA {
-                   codes_tile<decltype(rows)::count, decltype(columns)::count, T>(c, row, column);
-                 });
-               });
+    by_columns<false>(c, begin, end, static_cast<std::int64_t>(sizeof(float)),
+                      [&](auto columns, std::int64_t first, std::int64_t last, std::int64_t column) TRIREME_LAMBDA {
+                        by_rows<false>(first, last, [&](auto rows, std::int64_t row) TRIREME_LAMBDA {
+                          codes_tile<decltype(rows)::count, decltype(columns)::count, T>(c, row, column);
+                        });
+                      });
     return;
   }
   float* const staged = static_cast<float*>(c.scratch(kTileColumns * c.k * static_cast<std::int64_t>(sizeof(float))));
-  multiply_columns<float, float, T>(c, begin, end, c.k, nullptr, [&](std::int64_t column, std::int64_t count) {
+  multiply_columns<float, float, T, false>(c, begin, end, c.k, nullptr, [&](std::int64_t column, std::int64_t count) {
     for (std::int64_t j = 0; j < count; ++j) {
       each_code<1>(c, column + j,
                    [&](int, Floats w, std::int64_t at) TRIREME_LAMBDA { w.store(staged + j * c.k + at, All{}); });
@@ -528,7 +540,7 @@ void multiply_int4(const InvariantGemmLoop& c, std::int64_t begin, std::int64_t 
   const auto* weight = static_cast<const std::uint8_t*>(c.weight);
   const std::int64_t groups = c.k / c.group;
   A* const staged = static_cast<A*>(c.scratch(kTileColumns * c.k * static_cast<std::int64_t>(sizeof(A))));
-  multiply_columns<A, A, T>(c, begin, end, c.k, nullptr, [&](std::int64_t column, std::int64_t count) {
+  multiply_columns<A, A, T, false>(c, begin, end, c.k, nullptr, [&](std::int64_t column, std::int64_t count) {
     for (std::int64_t j = 0; j < count; ++j) {
       const std::uint8_t* from = weight + (column + j) * c.weight_stride;
       A* to = staged + j * c.k;
