@@ -91,6 +91,20 @@ std::string tiny_on(const std::string& shards) {
   return path;
 }
 
+/// Stages of which two are about as slow: the one that leads a few steps is not the one that many steps wait for.
+TEST(Check, TimesAsynchronousStagesThatRecompute) {
+  const std::string recipe = (data_folders().front() / "verify-tiny.toml").string();
+  for (const char* kind : {"pipedream", "pipedream-vsync", "pipedream-2bw", "xpipe", "stale"}) {
+    std::vector<std::string> words = {
+        "check", recipe, "--no-files", "--ranks", "8", "--set", fmt::format("pipeline.schedule={}", kind)};
+    for (const char* set : {"layout.pp=4", "train.recompute=stage", "train.micro_batch_size=2", "data.seq_len=32",
+                            "model.head_dim=16", "model.hidden_size=128", "batch.global_batch_tokens=512"})
+      words.insert(words.end(), {"--set", set});
+    const Outcome outcome = run(words);
+    EXPECT_EQ(outcome.code, 0) << kind << ": " << outcome.err;
+  }
+}
+
 /// Everything that a run would stop at in its first second.
 TEST(Check, OpensWhatTheRunWouldOpen) {
   EXPECT_THAT(said_of("train.steps", {tiny(), "--set", "train.steps="}), HasSubstr("how long to train"));

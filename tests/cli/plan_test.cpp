@@ -4,6 +4,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
 
 #include "tests/cli/run.h"
@@ -193,6 +194,18 @@ TEST(Plan, AndItsExplanationNameTheSameBest) {
   ASSERT_EQ(explained.code, 0) << explained.err;
   EXPECT_EQ(json::parse(plan.out).at("layout"), json::parse(explained.out).at("best"));
   EXPECT_EQ(json::parse(plan.out).at("step_seconds"), json::parse(explained.out).at("step_seconds"));
+  // A layout has one time wherever it is told, though the search orders by closed forms.
+  const json told = json::parse(plan.out);
+  std::map<std::string, json> seconds;
+  int twice = 0;
+  for (const char* table : {"best", "pareto"}) {
+    for (const json& row : told.at(table)) {
+      const auto [found, is_new] = seconds.try_emplace(row.at("layout").dump(), row.at("step_seconds"));
+      EXPECT_EQ(found->second, row.at("step_seconds")) << row.at("layout");
+      twice += is_new ? 0 : 1;
+    }
+  }
+  EXPECT_GT(twice, 0);
   // The front begins with it, and each row has less memory for more time.
   const json front = json::parse(plan.out).at("pareto");
   EXPECT_EQ(front[0].at("layout"), json::parse(plan.out).at("layout"));

@@ -160,6 +160,15 @@ TEST_F(Streams, LoadsEachLayerOnceAStepAndHoldsTheArenaAlone) {
     const std::int64_t streamed = bytes - resident;
     EXPECT_GE(totals.bytes, (steps - 1) * streamed);
     EXPECT_LE(totals.bytes, (steps + 1) * streamed);  // two layers ahead at the most
+    // By Little's law, up to the two layers that are in buffers still.
+    const QueueReading queue = model->stream->queue();
+    EXPECT_GE(queue.arrivals, totals.loads);
+    EXPECT_LE(queue.arrivals - queue.departures, 2);
+    EXPECT_GE(queue.departures, totals.loads - 2);
+    EXPECT_LE(queue.length(), 2.0);
+    EXPECT_GE(queue.occupancy, queue.sojourn - 1e-9);
+    EXPECT_LE(queue.occupancy, queue.sojourn + 2 * queue.seconds);
+    EXPECT_NEAR(queue.blocked, totals.wait_seconds, 0.01 + 0.1 * totals.wait_seconds);
   });
 }
 

@@ -270,7 +270,12 @@ double pipeline_replayed(const Job& job, const ParallelConfig& config, const Lay
   };
   if (!is_asynchronous(config)) return seconds(schedules.table(config, micros));
   const int steps = steps_to_settle(config, micros);
-  return (seconds(stage_table(config, micros, 2 * steps)) - seconds(stage_table(config, micros, steps))) / steps;
+  const double further = seconds(stage_table(config, micros, 2 * steps)) - seconds(stage_table(config, micros, steps));
+  // Where two ranks are about as slow, so few steps may still be led by the one that is behind at first; in the end a
+  // step takes what the slower one computes.
+  double busiest = 0;
+  for (const StageLoad& load : schedules.loads(config).all) busiest = std::max(busiest, busy_seconds(passes, load));
+  return std::max(further / steps, busiest);
 }
 
 Computing computing_of(const Job& job, const ParallelConfig& config, const LayerPasses& passes,

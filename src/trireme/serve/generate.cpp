@@ -7,6 +7,7 @@
 
 #include "trireme/base/error.h"
 #include "trireme/base/log.h"
+#include "trireme/base/units.h"
 #include "trireme/checkpoint/open_model.h"
 #include "trireme/serve/rank_model.h"
 #include "trireme/serve/stream_batch.h"
@@ -187,8 +188,12 @@ TokenLists generate(const GenerateRequest& request, comm::Group& world) {
   TokenLists added = run_engine(engine, mine, first, every);
   if (model->stream && world.rank() == 0) {
     const WeightStream::Totals totals = model->stream->totals();
-    log_info("weights: {:.1f} MB streamed, {:.2f} s of loading, of which {:.2f} s were waited for",
-             static_cast<double>(totals.bytes) / 1e6, totals.load_seconds, totals.wait_seconds);
+    const QueueReading queue = model->stream->queue();
+    log_info(
+        "weights: {:.1f} MB streamed, {:.2f} s of loading, of which {:.2f} s were waited for; {:.2f} layers in the "
+        "arena at a time, {} each",
+        static_cast<double>(totals.bytes) / 1e6, totals.load_seconds, totals.wait_seconds, queue.length(),
+        short_seconds(queue.wait()));
   }
   if (every == 1) return added;
   share_lists(added, *model, world);

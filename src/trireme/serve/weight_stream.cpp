@@ -194,11 +194,14 @@ void WeightStream::load_on() {
         std::unique_lock lock(mutex_);
         changed_.wait(lock, [&] { return closing_ || number < used_ + static_cast<std::int64_t>(buffers_.size()); });
         if (closing_) return;
+        begun_.push_back({number, QueueMeter::now()});
+        meter_.arrive(begun_.back().at);
       }
       const auto begin = StreamClock::now();
       load(unit, buffer);
       const std::lock_guard lock(mutex_);
       ++loaded_;
+      meter_what_was_left();  // a layer that is skipped is left before it is there
       ++totals_.loads;
       totals_.load_seconds += seconds_since(begin);
       for (const auto& [param, value] : buffer.values) totals_.bytes += static_cast<std::int64_t>(value.nbytes());
@@ -228,12 +231,14 @@ const at::Tensor& WeightStream::value(const nn::Param& param) {
       TRIREME_CHECK(used_ <= before + static_cast<std::int64_t>(units_.size()), "no layer that is streamed has {}",
                     param.name);
     } while (!holds(used_, param));
+    meter_what_was_left();
     changed_.notify_all();
   }
   if (loaded_ <= used_) {
     const auto begin = StreamClock::now();
     changed_.wait(lock, [&] { return loaded_ > used_ || broken_; });
     totals_.wait_seconds += seconds_since(begin);
+    meter_.block(std::chrono::duration_cast<std::chrono::nanoseconds>(StreamClock::now() - begin).count());
   }
   if (loaded_ <= used_) std::rethrow_exception(broken_);
   return buffers_[static_cast<std::size_t>(used_) % buffers_.size()].values.at(&param);
@@ -242,6 +247,18 @@ const at::Tensor& WeightStream::value(const nn::Param& param) {
 WeightStream::Totals WeightStream::totals() const {
   const std::lock_guard lock(mutex_);
   return totals_;
+}
+
+void WeightStream::meter_what_was_left() {
+  while (!begun_.empty() && begun_.front().number < std::min(used_, loaded_)) {
+    meter_.depart(begun_.front().at);
+    begun_.pop_front();
+  }
+}
+
+QueueReading WeightStream::queue() const {
+  const std::lock_guard lock(mutex_);
+  return meter_.read();
 }
 
 }  // namespace trireme::serve

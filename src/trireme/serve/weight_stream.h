@@ -18,6 +18,7 @@
 
 #include <condition_variable>
 #include <cstdint>
+#include <deque>
 #include <exception>
 #include <map>
 #include <memory>
@@ -26,6 +27,7 @@
 #include <thread>
 #include <vector>
 
+#include "trireme/base/queue_meter.h"
 #include "trireme/checkpoint/stored_weights.h"
 #include "trireme/device/stream.h"
 #include "trireme/models/model.h"
@@ -90,6 +92,8 @@ class WeightStream final : public nn::WeightSource {
     double wait_seconds = 0;  ///< that layers waited for it
   };
   Totals totals() const;
+  /// Layers in buffers, from when their loading begins until the pass has left them; blocked: a pass waits for one.
+  QueueReading queue() const;
 
  private:
   struct StreamedUnit {
@@ -109,6 +113,7 @@ class WeightStream final : public nn::WeightSource {
   void copy(StreamedUnit& unit, Buffer& buffer);
   void load(StreamedUnit& unit, Buffer& buffer);
   bool holds(std::int64_t number, const nn::Param& param) const;
+  void meter_what_was_left();
 
   std::shared_ptr<const checkpoint::StoredWeights> weights_;  // shared: with who opened the model
   Options options_;
@@ -124,6 +129,12 @@ class WeightStream final : public nn::WeightSource {
   bool closing_ = false;
   std::exception_ptr broken_;
   Totals totals_;
+  QueueMeter meter_;
+  struct Begun {
+    std::int64_t number;
+    QueueMeter::Nanoseconds at;
+  };
+  std::deque<Begun> begun_;  // loads of layers that passes have not left yet
   std::thread loader_;
 };
 
