@@ -8,6 +8,8 @@
 #include <csignal>
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
+#include <iterator>
 #include <map>
 #include <optional>
 #include <thread>
@@ -132,6 +134,38 @@ void mail(Rank& rank) {
   std::fflush(stdout);
 }
 
+/// Mail of megabytes to rank 0 over a link that takes long for each letter, with pauses in between: no connection is
+/// given up that was only idle or only takes its time; the one letter that takes too long comes once all the same.
+void slow_link(Rank& rank) {
+  constexpr std::size_t kMegabyte = 1 << 20, kLetters[] = {1, 2, 2, 2, 2, 8, 1};
+  const auto open_descriptors = [] {
+    return std::distance(std::filesystem::directory_iterator("/proc/self/fd"), std::filesystem::directory_iterator());
+  };
+  std::ptrdiff_t before = 0, after = 0;
+  const auto mailbox = make_ucx_mailbox(rank.control(), {.address = rank.rank(), .deadline = 100s, .linger = 1s});
+  for (std::size_t i = 0; i < std::size(kLetters); ++i) {
+    const std::vector<std::byte> letter(kLetters[i] * kMegabyte, static_cast<std::byte>(i));
+    if (rank.rank() == 0) {
+      if (mailbox->receive().bytes != letter) throw Error("a letter is missing, came twice or is damaged");
+      mailbox->post(1, 0, 0, {});
+    } else {
+      mailbox->post(0, 0, 0, letter);
+      mailbox->receive();
+      std::this_thread::sleep_for(700ms);
+      (i == 0 ? before : after) = open_descriptors();
+    }
+  }
+  if (rank.rank() == 0) {
+    mailbox->receive();  // it has counted
+    if (mailbox->try_receive()) throw Error("a letter came twice");
+    return;
+  }
+  mailbox->post(0, 0, 0, {});
+  std::printf("descriptors: %d, then %d\n", static_cast<int>(before), static_cast<int>(after));
+  // Of a connection that is given up UCX keeps the socket until the other side ends.
+  if (after > before + 2) throw Error("more connections than one were given up");
+}
+
 /// Mail between all mailboxes, two a rank, over what carries collectives, which go on beside it; twice, since addresses
 /// may be given again. Every letter once, in order, and no queue longer than the credit allows.
 void letters(Rank& rank) {
@@ -223,6 +257,7 @@ int main(int count, char** arguments) {
       {"throws", [&](Rank& rank) { throws(rank, algorithm); }},
       {"mail", [](Rank& rank) { mail(rank); }},
       {"letters", [](Rank& rank) { letters(rank); }},
+      {"slow_link", [](Rank& rank) { slow_link(rank); }},
   };
   RanksOptions options;
   options.comm.flight_directory = "";

@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <filesystem>
+#include <iterator>
 #include <map>
 #include <thread>
 
@@ -187,6 +189,38 @@ TEST_F(UcxMailboxes, CreditAndDeadlinesHold) {
   } catch (const CommError& error) {
     EXPECT_THAT(error.message(), HasSubstr("mailbox 1 got no mail of tag 9"));
   }
+}
+
+std::ptrdiff_t open_descriptors() {
+  return std::distance(std::filesystem::directory_iterator("/proc/self/fd"), std::filesystem::directory_iterator());
+}
+
+TEST_F(UcxMailboxes, MailForADeadProcessKeepsItsDescriptorsBounded) {
+  constexpr const char* kCard = "trireme/mail/address/7";
+  auto planes = make_local_control(3);
+  const auto sender = make_ucx_mailbox(*planes[0], {.address = 0, .deadline = 30s, .linger = 10ms});
+  const std::vector<std::byte> first(8, std::byte{1}), untaken(8, std::byte{2}), later(8, std::byte{3});
+  std::optional<std::string> card;
+  {
+    const auto former = make_ucx_mailbox(*planes[1], {.address = 7, .deadline = 30s, .linger = 10ms});
+    sender->post(7, 0, 0, first);
+    EXPECT_EQ(former->receive().bytes, first);
+    card = planes[1]->get(kCard);
+  }
+  // As a process that was killed leaves it: nobody is there, and the directory says otherwise.
+  ASSERT_TRUE(card);
+  planes[1]->set(kCard, *card);
+  sender->post(7, 0, 0, untaken);
+  std::this_thread::sleep_for(1s);
+  const std::ptrdiff_t before = open_descriptors();
+  std::this_thread::sleep_for(5s);
+  EXPECT_LE(open_descriptors(), before + 1);
+  EXPECT_LE(before, 60) << "already after a second";
+  // And who takes its place is found.
+  const auto next = make_ucx_mailbox(*planes[2], {.address = 7, .deadline = 30s, .linger = 10ms});
+  next->post(0, 5, 0, later);
+  EXPECT_EQ(sender->receive().bytes, later);
+  EXPECT_EQ(sender->take_returned().size(), 1u);
 }
 
 }  // namespace

@@ -72,9 +72,10 @@ constexpr EnvVariable kTable[] = {
     {kSystem, "ONEDNN_MAX_CPU_ISA", "oneDNN: most it may use of the CPU; set when unset and AMX is announced by half"},
     {kSystem, "OMP_WAIT_POLICY", "OpenMP: how CPU threads wait, ACTIVE or PASSIVE; train.omp_wait_policy beats it"},
     {kSystem, "GOMP_SPINCOUNT",
-     "GCC's OpenMP: rounds that CPU threads spin before they sleep; 10000 where neither it nor OMP_WAIT_POLICY is set"},
+     "GCC's OpenMP: rounds that waiting CPU threads spin before they sleep; 10000 when unset"},
     {kSystem, "UCX_ERROR_SIGNALS", "UCX: signals it handles; none when unset, so that ours stay"},
     {kSystem, "UCX_TCP_AF_PRIO", "UCX: address families in order of preference; IPv6 first where comm.interface asks"},
+    {kSystem, "UCX_TCP_CONN_NB", "UCX: y, set when unset: a TCP connection that is refused leaves no descriptor open"},
     {kSystem, "UCX_TCP_RX_SEG_SIZE", "UCX: most bytes taken from a TCP connection at once; 320k when unset"},
     {kSystem, "NO_COLOR", "any value: no colours on the terminal (no-color.org)"},
 };

@@ -51,6 +51,9 @@ UcxContext::UcxContext(const ChosenInterfaces& interfaces, Long long_messages, u
   // A segment of a collective in one call of the kernel instead of four: a fifth of the processor time of long
   // messages. A key of UCX's TCP transport, which only the environment reaches.
   if (!env("UCX_TCP_RX_SEG_SIZE")) set_env("UCX_TCP_RX_SEG_SIZE", "320k");
+  // Another one: a connection that is refused at once leaves its descriptor open in UCX 1.13, and one that nobody
+  // answers would hold up everything else for minutes. Begun like this, neither is decided within the call.
+  if (!env("UCX_TCP_CONN_NB")) set_env("UCX_TCP_CONN_NB", "y");
   // Another one; the order is the preference.
   if (interfaces.ipv6 && !env("UCX_TCP_AF_PRIO")) set_env("UCX_TCP_AF_PRIO", "inet6,inet");
   // TRIREME_UCX_... beats UCX_..., which a UCX below MPI would read too.

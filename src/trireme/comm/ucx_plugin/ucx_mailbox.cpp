@@ -18,8 +18,15 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr auto kFirstRetry = 10ms, kLongestRetry = 1'000ms;
+// To a process that was not reached, while the directory knows no other one of its address.
+constexpr auto kLongestSameRetry = 8'000ms;
 // A peer that owes an answer for so long has not got what we sent; doubled each time, since it may only be slow.
 constexpr auto kFirstPatience = 500ms, kLongestPatience = 8'000ms;
+// And so much longer where many bytes are on their way; doubled as well, up to where any link carries them.
+constexpr std::size_t kSlowLinkBytesPerMs = 4'000;
+constexpr int kMostSilences = 12;
+// Attempts to reach one process that UCX is still busy with. Each has a descriptor.
+constexpr std::ptrdiff_t kMostAttempts = 3;
 constexpr int kMostMailProgress = 64;
 constexpr int kMailPollMs = 200;
 constexpr std::uint64_t kLoggedMailStrangers = 10;
@@ -77,7 +84,7 @@ UcxMailbox::~UcxMailbox() {
     progress_workers();
   for (auto& [address, peer] : peers_) close_endpoint(peer);
   const auto patience = Clock::now() + 1s;
-  while ((!sending_.empty() || !closing_.empty()) && Clock::now() < patience) {
+  for (look_after_left(); (!sending_.empty() || !closing_.empty()) && Clock::now() < patience; look_after_left()) {
     progress_workers();
     reap();
   }
@@ -191,9 +198,13 @@ ucs_status_t UcxMailbox::on_message(void* self, const void* header, std::size_t 
   return UCS_OK;
 }
 
-void UcxMailbox::on_failure(void* peer, ucp_ep_h endpoint, ucs_status_t) {
+void UcxMailbox::on_failure(void* peer, ucp_ep_h endpoint, ucs_status_t status) {
   auto& lost = *static_cast<Peer*>(peer);
-  if (lost.endpoint == endpoint) lost.failed = true;  // not one that was left before
+  log_debug("mailbox: a connection to {} broke: UCX says \"{}\"", lost.address, ucs_status_string(status));
+  if (lost.endpoint == endpoint) lost.failed = lost.is_broken = true;
+  for (Left& left : lost.left) {
+    if (left.endpoint == endpoint) left.is_broken = true;
+  }
 }
 
 // ---- what follows from it
@@ -204,20 +215,67 @@ UcxMailbox::Peer& UcxMailbox::peer_at(int address) {
   return peer;
 }
 
+void UcxMailbox::close(int address, ucp_ep_h endpoint, bool by_force) {
+  if (void* request = out_.close(endpoint, by_force)) closing_.push_back({.address = address, .request = request});
+}
+
+bool UcxMailbox::is_sending(ucp_ep_h endpoint) const {
+  return std::ranges::find(sending_, endpoint, &Sending::endpoint) != sending_.end();
+}
+
 void UcxMailbox::close_endpoint(Peer& peer) {
   if (peer.endpoint == nullptr) return;
-  // Without force UCX first makes the connection, or finds that it cannot; nobody waits for it.
-  if (void* request = out_.close(std::exchange(peer.endpoint, nullptr), /*by_force=*/peer.is_heard))
-    closing_.push_back(request);
+  const ucp_ep_h endpoint = std::exchange(peer.endpoint, nullptr);
+  reap();
+  if (!peer.is_broken && peer.is_heard && is_sending(endpoint)) {
+    peer.left.push_back({.endpoint = endpoint, .is_broken = false});
+  } else {
+    // Without force UCX first makes the connection, or finds that it cannot; nobody waits for it.
+    close(peer.address, endpoint, /*by_force=*/peer.is_broken || peer.is_heard);
+  }
   protocol_->disconnected(peer.address);
+}
+
+void UcxMailbox::look_after_left() {
+  for (auto& [address, peer] : peers_) {
+    std::erase_if(peer.left, [&](const Left& left) {
+      if (!left.is_broken && is_sending(left.endpoint)) return false;
+      close(address, left.endpoint, /*by_force=*/true);
+      return true;
+    });
+  }
+}
+
+std::chrono::milliseconds UcxMailbox::patience_with(const Peer& peer) const {
+  // No more than the window is on its way, or one message that is longer.
+  const std::size_t bytes = std::min(peer.sent, std::max(options_.limits.window_bytes, peer.longest));
+  const auto times = std::int64_t{1} << peer.silences;
+  return std::min<std::chrono::milliseconds>(kFirstPatience * times, kLongestPatience) +
+         std::chrono::milliseconds(bytes / kSlowLinkBytesPerMs) * times;
+}
+
+// Not while UCX is busy with attempts that nobody has answered.
+bool UcxMailbox::may_be_replaced(const Peer& peer) const {
+  return peer.is_heard || std::ranges::count(closing_, peer.address, &Closing::address) < kMostAttempts;
 }
 
 void UcxMailbox::look_after_silence(Clock::time_point now) {
   for (auto& [address, peer] : peers_) {
-    if (peer.endpoint == nullptr || peer.failed || !protocol_->awaits(address)) continue;
-    if (now - std::max(peer.heard, peer.made) < peer.patience) continue;
+    if (peer.endpoint == nullptr || peer.failed) continue;
+    if (!protocol_->awaits(address)) {
+      peer.owes.reset();
+      peer.sent = peer.longest = 0;
+      // Between a hello and what goes again it owes nothing, and is as slow as before.
+      if (protocol_->outstanding_bytes(address) == 0) peer.silences = 0;
+      continue;
+    }
+    if (!peer.owes) peer.owes = now;
+    const auto patience = patience_with(peer);
+    if (now - std::max(peer.heard, *peer.owes) < patience || !may_be_replaced(peer)) continue;
+    log_debug("mailbox {}: no word of mailbox {} for {} ms: connects anew", options_.address, address,
+              patience.count());
     peer.failed = true;
-    peer.patience = std::min<std::chrono::milliseconds>(peer.patience * 2, kLongestPatience);
+    peer.silences = std::min(peer.silences + 1, kMostSilences);
   }
 }
 
@@ -225,6 +283,10 @@ void UcxMailbox::look_after_failures() {
   for (auto& [address, peer] : peers_) {
     if (!peer.failed) continue;
     peer.failed = false;
+    if (!peer.is_heard) {
+      peer.same_wait = std::clamp<std::chrono::milliseconds>(peer.same_wait * 2, kFirstRetry, kLongestSameRetry);
+      peer.same_again = Clock::now() + peer.same_wait;
+    }
     close_endpoint(peer);
     peer.wait = std::clamp<std::chrono::milliseconds>(peer.wait * 2, kFirstRetry, kLongestRetry);
     peer.retry = Clock::now() + peer.wait;
@@ -240,9 +302,9 @@ void UcxMailbox::reap() {
     if (UCS_PTR_IS_PTR(at->request)) ucp_request_free(at->request);
     at = sending_.erase(at);
   }
-  std::erase_if(closing_, [](void* request) {
-    if (ucp_request_check_status(request) == UCS_INPROGRESS) return false;
-    ucp_request_free(request);
+  std::erase_if(closing_, [](const Closing& closing) {
+    if (ucp_request_check_status(closing.request) == UCS_INPROGRESS) return false;
+    ucp_request_free(closing.request);
     return true;
   });
 }
@@ -261,9 +323,8 @@ void UcxMailbox::give_to_protocol(Peer& peer, const Arrival& arrival) {
     protocol_->disconnected(peer.address);
     protocol_->connected(peer.address);
   }
-  peer.wait = 0ms;  // it lives
+  peer.wait = peer.same_wait = 0ms;  // it lives
   peer.heard = Clock::now();
-  peer.patience = kFirstPatience;
   if (const auto frame = decode_mail_frame(arrival.bytes)) protocol_->receive(peer.address, *frame);
 }
 
@@ -272,7 +333,7 @@ void UcxMailbox::take_arrival(Peer& peer, const Arrival& arrival) {
   if (peer.endpoint != nullptr && peer.endpoint_incarnation < arrival.header.incarnation) close_endpoint(peer);
   if (peer.endpoint == nullptr) {
     peer.early.push_back(arrival);
-    peer.retry = Clock::now();
+    peer.retry = peer.same_again = Clock::now();
     return;
   }
   give_to_protocol(peer, arrival);
@@ -292,6 +353,7 @@ bool UcxMailbox::progress() {
   look_after_failures();
   pump();
   reap();
+  look_after_left();
   if (moved) changed_.notify_all();
   return moved;
 }
@@ -323,6 +385,9 @@ void UcxMailbox::send(Peer& peer, const MailFrame& frame) {
   sending.header.heard_incarnation = peer.incarnation;
   sending.header.heard_connection = peer.their_connections;
   sending.bytes = encode(frame);
+  sending.endpoint = peer.endpoint;
+  peer.sent += sending.bytes.size();
+  peer.longest = std::max(peer.longest, sending.bytes.size());
   ucp_request_param_t param{};
   param.op_attr_mask = UCP_OP_ATTR_FIELD_MEMORY_TYPE | UCP_OP_ATTR_FIELD_FLAGS;
   param.memory_type = UCS_MEMORY_TYPE_HOST;
@@ -343,7 +408,9 @@ void UcxMailbox::send(Peer& peer, const MailFrame& frame) {
 std::vector<int> UcxMailbox::to_look_up(Clock::time_point now) const {
   std::vector<int> addresses;
   for (const auto& [address, peer] : peers_) {
-    if (peer.endpoint == nullptr && address != options_.address && peer.retry <= now) addresses.push_back(address);
+    // Also of one that cannot be reached: another process may have taken its place.
+    const bool is_wanted = peer.endpoint == nullptr || !may_be_replaced(peer);
+    if (is_wanted && address != options_.address && peer.retry <= now) addresses.push_back(address);
   }
   return addresses;
 }
@@ -351,7 +418,8 @@ std::vector<int> UcxMailbox::to_look_up(Clock::time_point now) const {
 UcxMailbox::Clock::time_point UcxMailbox::next_retry() const {
   auto next = Clock::now() + std::chrono::milliseconds(kMailPollMs);
   for (const auto& [address, peer] : peers_) {
-    if (peer.endpoint == nullptr && address != options_.address) next = std::min(next, peer.retry);
+    if (address == options_.address) continue;
+    if (peer.endpoint == nullptr || !may_be_replaced(peer)) next = std::min(next, peer.retry);
     if (peer.failed) next = Clock::now();
   }
   return next;
@@ -359,12 +427,17 @@ UcxMailbox::Clock::time_point UcxMailbox::next_retry() const {
 
 void UcxMailbox::connect(int address, const std::string& worker, std::uint64_t incarnation) {
   Peer& peer = peers_.at(address);
+  if (incarnation > peer.endpoint_incarnation) {
+    close_endpoint(peer);
+  } else if (Clock::now() < peer.same_again) {
+    return;
+  }
   if (peer.endpoint != nullptr) return;
   if (out_.connect(worker, &UcxMailbox::on_failure, &peer, peer.endpoint) != UCS_OK) return;
-  peer.failed = peer.is_heard = false;
+  peer.failed = peer.is_heard = peer.is_broken = false;
   peer.endpoint_incarnation = incarnation;
-  peer.made = Clock::now();
-  peer.patience = std::max<std::chrono::milliseconds>(peer.patience, kFirstPatience);
+  peer.owes.reset();  // counted from this connection on
+  peer.sent = peer.longest = 0;
   peer.frames = 0;
   ++peer.connections;
   protocol_->connected(address);
