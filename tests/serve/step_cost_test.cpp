@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <numeric>
 
 #include "tests/models/support.h"
@@ -78,6 +79,8 @@ TEST(Simulate, CountsTheStepsThatAnEngineTakes) {
   ASSERT_EQ(cost.decode.front().rows, 1);
   ASSERT_EQ(cost.prefill.back().rows, 8);
   for (const StepCost::Point& point : cost.decode) EXPECT_GT(point.seconds, 0);
+  for (const auto* curve : {&cost.prefill, &cost.decode})
+    EXPECT_TRUE(std::ranges::is_sorted(*curve, {}, &StepCost::Point::seconds)) << "more rows take no less";
 
   InferenceEngine engine(*model, of);
   std::vector<SimulatedRequest> requests;

@@ -9,8 +9,9 @@
 namespace trireme::ps {
 namespace {
 
-constexpr std::size_t kExactSegments = 64;  // beyond them a push's clocks are those of whole ranges
-constexpr std::size_t kMostKeyLists = 256;  // of a worker; beyond them lists are sent anew
+constexpr std::size_t kExactSegments = 64;   // beyond them a push's clocks are those of whole ranges
+constexpr std::size_t kMostKeyLists = 256;   // of a worker; beyond them lists are sent anew
+constexpr std::size_t kKnownVersions = 256;  // of pushes of a worker, which waits for fewer
 
 template <typename T>
 void add_values(std::vector<std::byte>& sum, const SharedBytes& values) {
@@ -249,7 +250,7 @@ void Server::carry_out(int from, Message message) {
   if (options_.aggregate && message.op == Message::Op::kUpdate) return hold_push(from, std::move(message));
   const SharedBytes values = decode_values(message, options_.type);
   apply_push(message, {static_cast<int>(message.node)}, {values.data(), values.size()});
-  answer(from, {.kind = Message::Kind::kPushed, .task = message.task, .part = message.part}, message.segments);
+  answer_push(from, message);
 }
 
 /// Until all workers' pushes of the task and keys are here.
@@ -260,7 +261,7 @@ void Server::hold_push(int from, Message message) {
   if (applied) {
     ++counters_.duplicates;
     mark_dirty(message.segments);
-    return answer(from, {.kind = Message::Kind::kPushed, .task = message.task, .part = message.part}, message.segments);
+    return answer_push(from, message);
   }
   const auto key = std::pair(message.task, hash_keys(message.segments));
   auto& contributions = held_[key];
@@ -286,8 +287,7 @@ void Server::hold_push(int from, Message message) {
   apply_push(complete.begin()->second.message, workers, sum);
   for (const auto& [each, taken] : complete) {
     meter_.depart(taken.since);
-    answer(taken.from, {.kind = Message::Kind::kPushed, .task = taken.message.task, .part = taken.message.part},
-           taken.message.segments);
+    answer_push(taken.from, taken.message);
   }
 }
 
@@ -324,7 +324,14 @@ void Server::apply_push(const Message& message, const std::vector<int>& workers,
     for (const int worker : workers) clocks_.advance(covered, worker, message.task);
   }
   ++(changed ? counters_.pushes : counters_.duplicates);
-  if (changed) ++version_;
+  if (changed) {
+    ++version_;
+    for (const int worker : workers) {
+      auto& became = became_[worker];
+      became[{message.task, message.part}] = version_;
+      if (became.size() > kKnownVersions) became.erase(became.begin());
+    }
+  }
   counters_.most_clocks = std::max(counters_.most_clocks, static_cast<std::int64_t>(clocks_.clocks()));
   counters_.most_ranges = std::max(counters_.most_ranges, static_cast<std::int64_t>(clocks_.ranges()));
   // Also what had been applied: this server may have got it from one that died before others had it.
@@ -392,9 +399,20 @@ void Server::mark_dirty(const std::vector<Segment>& segments) {
   }
 }
 
+void Server::answer_push(int to, const Message& push) {
+  const auto& became = became_[static_cast<int>(push.node)];
+  const auto version = became.find({push.task, push.part});
+  answer(to,
+         {.kind = Message::Kind::kPushed,
+          .task = push.task,
+          .part = push.part,
+          .sequence = version == became.end() ? version_ : version->second},
+         push.segments);
+}
+
 void Server::answer(int to, Message answer, const std::vector<Segment>& touched) {
   answer.epoch = view_.epoch;
-  answer.sequence = version_;
+  if (answer.kind != Message::Kind::kPushed) answer.sequence = version_;
   std::set<std::size_t> lanes;
   for (const Segment& segment : touched) {
     for_lanes(segment, [&](std::size_t lane, const Segment&) { lanes.insert(lane); });

@@ -118,6 +118,7 @@ class Server {
   std::vector<Segment> coverage(const std::vector<Segment>& segments) const;
   void mark_dirty(const std::vector<Segment>& segments);
   void answer(int to, Message answer, const std::vector<Segment>& touched);
+  void answer_push(int to, const Message& push);
   void answer_settled();
   void report_whole();
   std::vector<std::byte> read_planes(const std::vector<Segment>& segments) const;
@@ -141,6 +142,9 @@ class Server {
   SegmentSet present_;
   RangeClocks clocks_;
   std::uint64_t version_ = 0;
+  /// By worker, task and part: the versions that the latest pushes became. A push that had no answer when the epoch
+  /// changed comes again, when those of others may have followed it.
+  std::map<int, std::map<std::pair<std::uint64_t, std::uint64_t>, std::uint64_t>> became_;
   std::deque<Pending> pending_;
   std::vector<std::pair<int, Message>> early_;
   std::map<int, std::map<std::uint64_t, std::vector<Segment>>> key_lists_;  // by worker and hash

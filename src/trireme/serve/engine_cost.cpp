@@ -86,6 +86,11 @@ double prefill_seconds(models::Model& model, EngineOptions options, std::int64_t
   return median_of(seconds);
 }
 
+/// More rows never take less: what was measured shorter is noise, and a line through it would lead below zero.
+void never_fall(std::vector<StepCost::Point>& curve) {
+  for (std::size_t i = 1; i < curve.size(); ++i) curve[i].seconds = std::max(curve[i].seconds, curve[i - 1].seconds);
+}
+
 }  // namespace
 
 StepCost measure_step_cost(models::Model& model, EngineOptions options, const MeasuredSizes& sizes) {
@@ -106,6 +111,8 @@ StepCost measure_step_cost(models::Model& model, EngineOptions options, const Me
     if (rows <= sizes.most_sequences)
       cost.decode.push_back({rows, without_keys(decode_seconds(model, options, rows, 1, sizes.rounds), rows, 2)});
   }
+  never_fall(cost.prefill);
+  never_fall(cost.decode);
   return cost;
 }
 
